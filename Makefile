@@ -1,0 +1,48 @@
+# pg_idem: see README.md
+#
+#	make && make install		build and install, as for any extension
+#	make installcheck			regression, isolation and TAP tests
+#	make demo | check | bench	need nothing installed: see test/throwaway
+
+MODULE_big = pg_idem
+OBJS = \
+	src/admin.o \
+	src/catalog.o \
+	src/claim.o \
+	src/expire.o \
+	src/hash.o \
+	src/http.o \
+	src/launcher.o \
+	src/pg_idem.o \
+	src/policy.o \
+	src/store.o
+
+EXTENSION = pg_idem
+DATA = $(wildcard sql/pg_idem--*.sql)
+PGFILEDESC = "pg_idem - idempotency keys inside the caller's transaction"
+
+REGRESS = setup
+REGRESS_OPTS = --temp-instance=./tmp_check --temp-config=test/pg_idem.conf
+ISOLATION =
+ISOLATION_OPTS = --temp-instance=./tmp_check_iso \
+	--temp-config=test/pg_idem.conf --inputdir=test/isolation
+TAP_TESTS = 1
+PROVE_TESTS = test/t/*.pl
+EXTRA_CLEAN = tmp_check tmp_check_iso output_iso results regression.diffs \
+	regression.out log
+
+PG_CONFIG ?= pg_config
+PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
+
+# These three install what they need themselves, so they must not depend on
+# anything that may be missing, PGXS included.
+.PHONY: demo check bench
+ifneq ($(filter demo check bench,$(MAKECMDGOALS)),)
+demo check bench:
+	@test/throwaway $@
+else ifeq ($(wildcard $(PGXS)),)
+$(error "$(PG_CONFIG)" names no PostgreSQL with its server headers; install them (on Debian: postgresql-server-dev-NN) or set PG_CONFIG)
+else
+include $(PGXS)
+$(OBJS): src/pg_idem.h src/compat.h
+endif

@@ -1,0 +1,158 @@
+/*-------------------------------------------------------------------------
+ *
+ * admin.c
+ *	  For administrators: idem_create_table, idem_grant, idem_revoke.
+ *
+ * These run DDL, as the caller and with the caller's privileges.  Every name
+ * in it is qualified, so the caller's search_path decides nothing but where
+ * a table with an unqualified name is created.
+ *
+ * Copyright (c) 2026, pg_idem contributors
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "pg_idem.h"
+
+#include "catalog/namespace.h"
+#include "catalog/pg_extension.h"
+#include "executor/spi.h"
+#include "lib/stringinfo.h"
+#include "miscadmin.h"
+#include "nodes/makefuncs.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/varlena.h"
+
+PG_FUNCTION_INFO_V1(idem_create_table);
+PG_FUNCTION_INFO_V1(idem_grant);
+PG_FUNCTION_INFO_V1(idem_revoke);
+
+/*
+ * Definition of a store, after CREATE TABLE name OF type.  The same as that
+ * of the default store in the install script; sql/store.sql compares them.
+ */
+#define STORE_DEFINITION \
+	" (state WITH OPTIONS NOT NULL," \
+	" attempt WITH OPTIONS NOT NULL," \
+	" result_dropped WITH OPTIONS NOT NULL," \
+	" created_at WITH OPTIONS NOT NULL," \
+	" expires_at WITH OPTIONS NOT NULL," \
+	" PRIMARY KEY (key, tenant, route))" \
+	" WITH (fillfactor = 50)"
+
+/* What an application calls; PUBLIC may call the pure helpers anyway */
+static const char *const application_functions[] = {
+	"idem_begin", "idem_finish", "idem_lookup"
+};
+
+static const char *const application_types[] = {
+	"idempotency_key", "idem_claim", "idem_state"
+};
+
+static void
+run(const char *sql)
+{
+	if (SPI_execute(sql, false, 0) != SPI_OK_UTILITY)
+		elog(ERROR, "could not run \"%s\": %s", sql,
+			 SPI_result_code_string(SPI_result));
+}
+
+/*
+ * idem_create_table(name text) returns regclass
+ */
+Datum
+idem_create_table(PG_FUNCTION_ARGS)
+{
+	List	   *names = textToQualifiedNameList(PG_GETARG_TEXT_PP(0));
+	RangeVar   *rv = makeRangeVarFromNameList(names);
+	Oid			namespace = RangeVarGetCreationNamespace(rv);
+	char	   *table;
+
+	if (isAnyTempNamespace(namespace))
+		ereport(ERROR,
+				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
+				 errmsg("cannot create store \"%s\" as a temporary table",
+						rv->relname),
+				 errdetail("A store must be a permanent plain table.")));
+
+	table = quote_qualified_identifier(get_namespace_name(namespace),
+									   rv->relname);
+	SPI_connect();
+	run(psprintf("CREATE TABLE %s OF %s" STORE_DEFINITION, table,
+				 quote_qualified_identifier(idem_extension_schema(),
+											"idempotency_key")));
+	run(psprintf("CREATE INDEX ON %s (expires_at)", table));
+	SPI_finish();
+
+	PG_RETURN_OID(get_relname_relid(rv->relname, namespace));
+}
+
+/* Append "prefix.a, prefix.b, ..." */
+static void
+append_names(StringInfo sql, const char *schema, const char *const *names,
+			 int n)
+{
+	for (int i = 0; i < n; i++)
+		appendStringInfo(sql, "%s%s", i > 0 ? ", " : "",
+						 quote_qualified_identifier(schema, names[i]));
+}
+
+/*
+ * GRANT or REVOKE what an application needs.  The server itself only warns
+ * where the caller may not; here that is an error.
+ */
+static void
+change_privileges(Oid roleid, bool grant)
+{
+	const char *schema = idem_extension_schema();
+	const char *role = quote_identifier(GetUserNameFromId(roleid, false));
+	const char *verb = grant ? "GRANT" : "REVOKE";
+	const char *to = grant ? "TO" : "FROM";
+	StringInfoData sql;
+
+	if (!object_ownercheck(ExtensionRelationId, idem_catalog()->extension,
+						   GetUserId()))
+		aclcheck_error(ACLCHECK_NOT_OWNER, OBJECT_EXTENSION, "pg_idem");
+
+	SPI_connect();
+	initStringInfo(&sql);
+	appendStringInfo(&sql, "%s EXECUTE ON FUNCTION ", verb);
+	append_names(&sql, schema, application_functions,
+				 lengthof(application_functions));
+	appendStringInfo(&sql, " %s %s", to, role);
+	run(sql.data);
+
+	resetStringInfo(&sql);
+	appendStringInfo(&sql, "%s USAGE ON TYPE ", verb);
+	append_names(&sql, schema, application_types,
+				 lengthof(application_types));
+	appendStringInfo(&sql, " %s %s", to, role);
+	run(sql.data);
+
+	/* the schema may serve others too, so its USAGE is never taken away */
+	if (grant && !idem_has_schema_usage(get_namespace_oid(schema, false),
+										roleid))
+		run(psprintf("GRANT USAGE ON SCHEMA %s TO %s",
+					 quote_identifier(schema), role));
+	SPI_finish();
+}
+
+/*
+ * idem_grant(role regrole) returns void
+ */
+Datum
+idem_grant(PG_FUNCTION_ARGS)
+{
+	change_privileges(PG_GETARG_OID(0), true);
+	PG_RETURN_VOID();
+}
+
+/*
+ * idem_revoke(role regrole) returns void
+ */
+Datum
+idem_revoke(PG_FUNCTION_ARGS)
+{
+	change_privileges(PG_GETARG_OID(0), false);
+	PG_RETURN_VOID();
+}

@@ -1,0 +1,353 @@
+/*-------------------------------------------------------------------------
+ *
+ * catalog.c
+ *	  Finds the extension's own objects and remembers their OIDs.
+ *
+ * The objects are found as members of the extension: pg_extension gives the
+ * extension's OID, pg_depend its members.  No name is looked up in a schema,
+ * so neither search_path nor an object planted in another schema can lead
+ * anywhere else, and a default store moved to another schema or renamed is
+ * still found.
+ *
+ * The OIDs are kept for the life of the backend, and dropped when
+ *	- one of the types is changed or dropped (TYPEOID callback; the hash
+ *	  value is compared, for that callback fires for every CREATE TABLE of
+ *	  the database), or
+ *	- the default store is changed or dropped (relcache callback).
+ * DROP EXTENSION does both, so OIDs never outlive DROP + CREATE EXTENSION.
+ * That the extension is missing is never remembered.
+ *
+ * Copyright (c) 2026, pg_idem contributors
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "pg_idem.h"
+
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "catalog/dependency.h"
+#include "catalog/indexing.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_depend.h"
+#include "catalog/pg_enum.h"
+#include "catalog/pg_extension.h"
+#include "catalog/pg_type.h"
+#include "commands/extension.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/syscache.h"
+#include "utils/typcache.h"
+
+static IdemCatalog catalog;
+static bool catalog_valid = false;
+static bool callbacks_registered = false;
+
+/* hash values of the types' syscache entries, to compare in the callback */
+static uint32 key_type_hash;
+static uint32 claim_type_hash;
+static uint32 state_type_hash;
+
+static const char *const state_label[IDEM_NSTATES] = {
+	"in_progress", "completed", "failed"
+};
+
+/* what this .so expects of the two composite types */
+static const Oid key_column_type[Natts_key] = {
+	TEXTOID, TEXTOID, TEXTOID, InvalidOid /* idem_state */ , INT4OID,
+	BYTEAOID, TIMESTAMPTZOID, TEXTOID, JSONBOID, INT4OID, JSONBOID,
+	JSONBOID, BYTEAOID, BOOLOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
+	TIMESTAMPTZOID
+};
+static const Oid claim_column_type[Natts_claim] = {
+	BOOLOID, TEXTOID, INT4OID, JSONBOID, JSONBOID, BYTEAOID, INT4OID,
+	TEXTOID, JSONBOID, INTERVALOID, TIMESTAMPTZOID
+};
+
+static void
+type_changed(Datum arg, int cacheid, uint32 hashvalue)
+{
+	if (hashvalue == 0 ||
+		hashvalue == key_type_hash ||
+		hashvalue == claim_type_hash ||
+		hashvalue == state_type_hash)
+		catalog_valid = false;
+}
+
+static void
+relation_changed(Datum arg, Oid relid)
+{
+	if (!OidIsValid(relid) || relid == catalog.default_store)
+		catalog_valid = false;
+}
+
+/*
+ * Refuse to work with a type whose columns are not the ones that this
+ * library was compiled for: the .so of one version with the SQL of another.
+ */
+static void
+check_columns(Oid type, const Oid *expected, int natts, Oid state_type)
+{
+	TupleDesc	desc = lookup_rowtype_tupdesc(type, -1);
+	bool		same = (desc->natts == natts);
+
+	for (int i = 0; same && i < natts; i++)
+	{
+		Form_pg_attribute att = TupleDescAttr(desc, i);
+		Oid			want = expected[i];
+
+		if (!OidIsValid(want))
+			want = state_type;
+		same = (!att->attisdropped && att->atttypid == want);
+	}
+	ReleaseTupleDesc(desc);
+
+	if (!same)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("type \"%s\" is not the one that this version of the pg_idem library works with",
+						format_type_be(type)),
+				 errhint("Run ALTER EXTENSION pg_idem UPDATE, or install the library of the extension's version.")));
+}
+
+/* OID of the label of idem_state with this name */
+static Oid
+state_label_oid(Oid state_type, const char *label)
+{
+	Oid			oid = GetSysCacheOid2(ENUMTYPOIDNAME, Anum_pg_enum_oid,
+									  ObjectIdGetDatum(state_type),
+									  CStringGetDatum(label));
+
+	if (!OidIsValid(oid))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("type \"%s\" has no label \"%s\"",
+						format_type_be(state_type), label),
+				 errhint("Run ALTER EXTENSION pg_idem UPDATE, or install the library of the extension's version.")));
+	return oid;
+}
+
+/* Note the member with this class and OID, if it is one that we look for. */
+static void
+note_member(IdemCatalog *found, Oid classid, Oid objid, List **tables)
+{
+	if (classid == TypeRelationId)
+	{
+		HeapTuple	tuple = SearchSysCache1(TYPEOID, ObjectIdGetDatum(objid));
+		const char *name;
+
+		if (!HeapTupleIsValid(tuple))
+			return;
+		name = NameStr(((Form_pg_type) GETSTRUCT(tuple))->typname);
+		if (strcmp(name, "idempotency_key") == 0)
+			found->key_type = objid;
+		else if (strcmp(name, "idem_claim") == 0)
+			found->claim_type = objid;
+		else if (strcmp(name, "idem_state") == 0)
+			found->state_type = objid;
+		ReleaseSysCache(tuple);
+	}
+	else if (classid == RelationRelationId)
+		*tables = lappend_oid(*tables, objid);
+}
+
+/* The row type that a typed table was made OF, or InvalidOid */
+static Oid
+typed_table_of(Oid relid)
+{
+	HeapTuple	tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relid));
+	Oid			type;
+
+	if (!HeapTupleIsValid(tuple))
+		return InvalidOid;
+	type = ((Form_pg_class) GETSTRUCT(tuple))->reloftype;
+	ReleaseSysCache(tuple);
+	return type;
+}
+
+/* Walk the extension's members in pg_depend. */
+static void
+find_members(IdemCatalog *found)
+{
+	Relation	depend = table_open(DependRelationId, AccessShareLock);
+	ScanKeyData key[2];
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	List	   *tables = NIL;
+	ListCell   *lc;
+
+	ScanKeyInit(&key[0], Anum_pg_depend_refclassid, BTEqualStrategyNumber,
+				F_OIDEQ, ObjectIdGetDatum(ExtensionRelationId));
+	ScanKeyInit(&key[1], Anum_pg_depend_refobjid, BTEqualStrategyNumber,
+				F_OIDEQ, ObjectIdGetDatum(found->extension));
+	scan = systable_beginscan(depend, DependReferenceIndexId, true,
+							  NULL, 2, key);
+	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
+	{
+		Form_pg_depend dep = (Form_pg_depend) GETSTRUCT(tuple);
+
+		if (dep->deptype == DEPENDENCY_EXTENSION && dep->objsubid == 0)
+			note_member(found, dep->classid, dep->objid, &tables);
+	}
+	systable_endscan(scan);
+	table_close(depend, AccessShareLock);
+
+	foreach(lc, tables)
+	{
+		if (OidIsValid(found->key_type) &&
+			typed_table_of(lfirst_oid(lc)) == found->key_type)
+			found->default_store = lfirst_oid(lc);
+	}
+	list_free(tables);
+}
+
+/*
+ * Fill the cache.  Returns false if the extension, or one of the objects
+ * that every call needs, is not there (not yet, while CREATE EXTENSION runs).
+ */
+static bool
+load_catalog(void)
+{
+	IdemCatalog found;
+
+	if (!callbacks_registered)
+	{
+		CacheRegisterSyscacheCallback(TYPEOID, type_changed, (Datum) 0);
+		CacheRegisterRelcacheCallback(relation_changed, (Datum) 0);
+		callbacks_registered = true;
+	}
+
+	memset(&found, 0, sizeof(found));
+	found.extension = get_extension_oid("pg_idem", true);
+	if (!OidIsValid(found.extension))
+		return false;
+	find_members(&found);
+	if (!OidIsValid(found.key_type) || !OidIsValid(found.claim_type) ||
+		!OidIsValid(found.state_type))
+		return false;
+
+	for (int i = 0; i < IDEM_NSTATES; i++)
+		found.state[i] = state_label_oid(found.state_type, state_label[i]);
+	check_columns(found.key_type, key_column_type, Natts_key,
+				  found.state_type);
+	check_columns(found.claim_type, claim_column_type, Natts_claim,
+				  found.state_type);
+
+	key_type_hash = GetSysCacheHashValue1(TYPEOID,
+										  ObjectIdGetDatum(found.key_type));
+	claim_type_hash = GetSysCacheHashValue1(TYPEOID,
+											ObjectIdGetDatum(found.claim_type));
+	state_type_hash = GetSysCacheHashValue1(TYPEOID,
+											ObjectIdGetDatum(found.state_type));
+
+	/*
+	 * The look-ups above may themselves have taken in an invalidation of what
+	 * they found.  Whoever changes these objects holds a lock that a caller
+	 * meets when it opens its store, and the callbacks then fire; so it is
+	 * enough to be valid from here on.
+	 */
+	catalog = found;
+	catalog_valid = true;
+	return true;
+}
+
+/*
+ * The extension's objects.  An error where the extension is not installed in
+ * this database.
+ */
+const IdemCatalog *
+idem_catalog(void)
+{
+	if (!catalog_valid && !load_catalog())
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("extension \"pg_idem\" is not installed in this database"),
+				 errhint("Run CREATE EXTENSION pg_idem.")));
+	return &catalog;
+}
+
+/* Is the extension installed in this database? */
+bool
+idem_catalog_exists(void)
+{
+	return catalog_valid || load_catalog();
+}
+
+/*
+ * Convert between a state and its enum label.  The catalog must have been
+ * loaded by idem_catalog() in this call.
+ */
+IdemState
+idem_state_from_datum(Datum label)
+{
+	for (int i = 0; i < IDEM_NSTATES; i++)
+	{
+		if (catalog.state[i] == DatumGetObjectId(label))
+			return (IdemState) i;
+	}
+	ereport(ERROR,
+			(errcode(ERRCODE_DATA_CORRUPTED),
+			 errmsg("unknown state in an idempotency key"),
+			 errhint("Run ALTER EXTENSION pg_idem UPDATE, or install the library of the extension's version.")));
+	return IDEM_IN_PROGRESS;	/* keep the compiler quiet */
+}
+
+Datum
+idem_state_to_datum(IdemState state)
+{
+	return ObjectIdGetDatum(catalog.state[state]);
+}
+
+/*
+ * OIDs of all tables of type idempotency_key in this database, the default
+ * store first.  Nothing is locked: each may be gone by the time it is used.
+ */
+List *
+idem_stores(void)
+{
+	const IdemCatalog *cat = idem_catalog();
+	Relation	pg_class = table_open(RelationRelationId, AccessShareLock);
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	ScanKeyData key;
+	List	   *stores = NIL;
+
+	ScanKeyInit(&key, Anum_pg_class_reloftype, BTEqualStrategyNumber,
+				F_OIDEQ, ObjectIdGetDatum(cat->key_type));
+	scan = systable_beginscan(pg_class, InvalidOid, false, NULL, 1, &key);
+	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
+	{
+		Oid			relid = ((Form_pg_class) GETSTRUCT(tuple))->oid;
+
+		if (relid == cat->default_store)
+			stores = lcons_oid(relid, stores);
+		else
+			stores = lappend_oid(stores, relid);
+	}
+	systable_endscan(scan);
+	table_close(pg_class, AccessShareLock);
+	return stores;
+}
+
+/* The schema that the extension's types and functions are in. */
+char *
+idem_extension_schema(void)
+{
+	const IdemCatalog *cat = idem_catalog();
+	HeapTuple	tuple = SearchSysCache1(TYPEOID,
+										ObjectIdGetDatum(cat->key_type));
+	char	   *schema = NULL;
+
+	if (HeapTupleIsValid(tuple))
+	{
+		schema = get_namespace_name(((Form_pg_type) GETSTRUCT(tuple))->typnamespace);
+		ReleaseSysCache(tuple);
+	}
+	if (schema == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("extension \"pg_idem\" is not installed in this database")));
+	return schema;
+}

@@ -1,0 +1,603 @@
+/*-------------------------------------------------------------------------
+ *
+ * expire.c
+ *	  The sweep: removes expired keys, by idem_expire() or from a worker.
+ *
+ * What is removed: finished keys past expires_at, and claims left in
+ * progress once both their lease and their expires_at are over, unless
+ * on_lost_lease is "hold".  Each of the latter is logged.
+ *
+ * How: with SQL, in batches of pg_idem.expire_batch, oldest first, each batch
+ * a transaction of its own in the worker.  A batch locks its rows with SKIP
+ * LOCKED, so the sweep waits for no claim, and no claim for more than one
+ * batch.  The next batch starts behind the last row of the one before, so
+ * rows that cannot go are met once a sweep and hold up nothing.  If a batch
+ * fails (a business row still refers to a key), its rows are tried one by
+ * one; those that fail are reported and left.
+ *
+ * As whom: as the store's owner, under SECURITY_RESTRICTED_OPERATION and
+ * with a safe search_path, for a DELETE may fire the owner's triggers, and
+ * the worker is a superuser.  Deferred constraints of the store are made
+ * immediate first, so that no trigger is left for the commit, when the
+ * switch is over.
+ *
+ * In whose way: a worker asks before each batch whether somebody wants the
+ * database, and never waits for the lock on a store.
+ *
+ * Copyright (c) 2026, pg_idem contributors
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "pg_idem.h"
+
+#include "access/table.h"
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_constraint.h"
+#include "catalog/pg_type.h"
+#include "commands/trigger.h"
+#include "executor/spi.h"
+#include "lib/stringinfo.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "storage/lmgr.h"
+#include "tcop/tcopprot.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/resowner.h"
+#include "utils/snapmgr.h"
+#include "utils/syscache.h"
+
+PG_FUNCTION_INFO_V1(idem_expire);
+
+/* Columns of the query that picks a batch */
+#define PICK_CTID		1
+#define PICK_EXPIRES_AT	2
+#define PICK_KEY		3
+#define PICK_TENANT		4
+#define PICK_ROUTE		5
+#define PICK_UNFINISHED	6
+#define PICK_ATTEMPT	7
+
+/*
+ * How far a sweep of one store has come.  The strings live in the memory
+ * context that was current when the sweep started.
+ */
+typedef struct Sweep
+{
+	Oid			relid;
+	bool		may_wait;		/* for the lock on the store? */
+	MemoryContext context;
+	TimestampTz now;			/* what is expired at the start of the sweep */
+	TimestampTz expires_at;		/* last row met ... */
+	text	   *key;
+	text	   *tenant;
+	text	   *route;
+	int64		removed;
+	int64		failed;
+} Sweep;
+
+static void
+sweep_start(Sweep *sweep, Oid relid, bool may_wait)
+{
+	memset(sweep, 0, sizeof(*sweep));
+	sweep->relid = relid;
+	sweep->may_wait = may_wait;
+	sweep->context = CurrentMemoryContext;
+	sweep->now = GetCurrentTimestamp();
+	sweep->expires_at = DT_NOBEGIN;
+	sweep->key = cstring_to_text("");
+	sweep->tenant = cstring_to_text("");
+	sweep->route = cstring_to_text("");
+}
+
+/* ----------------------------------------------------------------
+ *		One batch
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * Make the store's deferrable constraints immediate for this transaction, so
+ * that their triggers fire at the end of our statements, as the store's
+ * owner.  (The server itself refuses to leave a deferred trigger behind
+ * under SECURITY_RESTRICTED_OPERATION.)
+ */
+static void
+make_constraints_immediate(Relation rel)
+{
+	TriggerDesc *triggers = rel->trigdesc;
+	StringInfoData sql;
+	const char *separator = "SET CONSTRAINTS ";
+
+	initStringInfo(&sql);
+	for (int i = 0; triggers != NULL && i < triggers->numtriggers; i++)
+	{
+		Oid			constraint = triggers->triggers[i].tgconstraint;
+		HeapTuple	tuple;
+		Form_pg_constraint form;
+
+		if (!triggers->triggers[i].tgdeferrable || !OidIsValid(constraint))
+			continue;
+		tuple = SearchSysCache1(CONSTROID, ObjectIdGetDatum(constraint));
+		if (!HeapTupleIsValid(tuple))
+			continue;
+		form = (Form_pg_constraint) GETSTRUCT(tuple);
+		appendStringInfo(&sql, "%s%s", separator,
+						 quote_qualified_identifier(get_namespace_name(form->connamespace),
+													NameStr(form->conname)));
+		separator = ", ";
+		ReleaseSysCache(tuple);
+	}
+	if (sql.len > 0)
+	{
+		appendStringInfoString(&sql, " IMMEDIATE");
+		SPI_execute(sql.data, false, 0);
+	}
+	pfree(sql.data);
+}
+
+/* Lock the next rows to go; they are in SPI_tuptable. */
+static void
+pick_batch(Sweep *sweep, const char *store_name, int size)
+{
+	StringInfoData sql;
+	Oid			types[6] = {TIMESTAMPTZOID, TIMESTAMPTZOID, TEXTOID, TEXTOID,
+	TEXTOID, INT4OID};
+	Datum		values[6];
+
+	initStringInfo(&sql);
+	appendStringInfo(&sql,
+					 "SELECT ctid, expires_at, key, tenant, route,"
+					 " state = 'in_progress', attempt"
+					 " FROM %s"
+					 " WHERE expires_at <= $1"
+					 " AND (expires_at, key, tenant, route) > ($2, $3, $4, $5)"
+					 " AND (state <> 'in_progress'%s)"
+					 " ORDER BY expires_at, key, tenant, route"
+					 " LIMIT $6 FOR UPDATE SKIP LOCKED",
+					 store_name,
+					 idem_on_lost_lease == IDEM_LOST_HOLD ? "" :
+					 " OR lease_until <= $1");
+
+	values[0] = TimestampTzGetDatum(sweep->now);
+	values[1] = TimestampTzGetDatum(sweep->expires_at);
+	values[2] = PointerGetDatum(sweep->key);
+	values[3] = PointerGetDatum(sweep->tenant);
+	values[4] = PointerGetDatum(sweep->route);
+	values[5] = Int32GetDatum(size);
+	if (SPI_execute_with_args(sql.data, 6, types, values, NULL, false, 0) !=
+		SPI_OK_SELECT)
+		elog(ERROR, "could not pick expired keys: %s",
+			 SPI_result_code_string(SPI_result));
+	pfree(sql.data);
+}
+
+static Datum
+picked(SPITupleTable *rows, uint64 i, int column)
+{
+	bool		isnull;
+
+	return SPI_getbinval(rows->vals[i], rows->tupdesc, column, &isnull);
+}
+
+static char *
+picked_text(SPITupleTable *rows, uint64 i, int column)
+{
+	return text_to_cstring(DatumGetTextPP(picked(rows, i, column)));
+}
+
+/* Remember the last row of the batch: the next one starts behind it. */
+static void
+advance(Sweep *sweep, SPITupleTable *rows, uint64 last)
+{
+	MemoryContext old = MemoryContextSwitchTo(sweep->context);
+
+	pfree(sweep->key);
+	pfree(sweep->tenant);
+	pfree(sweep->route);
+	sweep->expires_at = DatumGetTimestampTz(picked(rows, last,
+												   PICK_EXPIRES_AT));
+	sweep->key = DatumGetTextPCopy(picked(rows, last, PICK_KEY));
+	sweep->tenant = DatumGetTextPCopy(picked(rows, last, PICK_TENANT));
+	sweep->route = DatumGetTextPCopy(picked(rows, last, PICK_ROUTE));
+	MemoryContextSwitchTo(old);
+}
+
+/* Delete rows [first, last] of those picked; returns how many went. */
+static uint64
+delete_rows(const char *store_name, SPITupleTable *rows,
+			uint64 first, uint64 last)
+{
+	int			n = (int) (last - first + 1);
+	Datum	   *ctids = palloc(n * sizeof(Datum));
+	Oid			type = TIDARRAYOID;
+	Datum		value;
+	char	   *sql = psprintf("DELETE FROM %s WHERE ctid = ANY ($1)",
+							   store_name);
+
+	for (int i = 0; i < n; i++)
+		ctids[i] = picked(rows, first + i, PICK_CTID);
+	value = PointerGetDatum(construct_array(ctids, n, TIDOID,
+											sizeof(ItemPointerData), false,
+											TYPALIGN_SHORT));
+	if (SPI_execute_with_args(sql, 1, &type, &value, NULL, false, 0) !=
+		SPI_OK_DELETE)
+		elog(ERROR, "could not delete expired keys: %s",
+			 SPI_result_code_string(SPI_result));
+	pfree(sql);
+	return SPI_processed;
+}
+
+/*
+ * Delete rows [first, last] in a subtransaction.  Returns how many went, or
+ * -1 with the error in *error.
+ */
+static int64
+try_to_delete_rows(const char *store_name, SPITupleTable *rows,
+				   uint64 first, uint64 last, ErrorData **error)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	volatile int64 removed = -1;
+
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(context);
+	PG_TRY();
+	{
+		removed = delete_rows(store_name, rows, first, last);
+		ReleaseCurrentSubTransaction();
+		MemoryContextSwitchTo(context);
+		CurrentResourceOwner = owner;
+	}
+	PG_CATCH();
+	{
+		MemoryContextSwitchTo(context);
+		*error = CopyErrorData();
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+		MemoryContextSwitchTo(context);
+		CurrentResourceOwner = owner;
+		removed = -1;
+	}
+	PG_END_TRY();
+
+	/* an order to stop is not a row's fault */
+	if (removed < 0 && ((*error)->sqlerrcode == ERRCODE_QUERY_CANCELED ||
+						(*error)->sqlerrcode == ERRCODE_ADMIN_SHUTDOWN))
+		ReThrowError(*error);
+	return removed;
+}
+
+/* Say in the log which unfinished claims have gone. */
+static void
+log_unfinished(SPITupleTable *rows, uint64 first, uint64 last)
+{
+	for (uint64 i = first; i <= last; i++)
+	{
+		if (DatumGetBool(picked(rows, i, PICK_UNFINISHED)))
+			ereport(LOG,
+					(errmsg("removed unfinished idempotency key \"%s\"",
+							picked_text(rows, i, PICK_KEY)),
+					 errdetail("Tenant \"%s\", route \"%s\", attempt %d; its lease and its retention are over.",
+							   picked_text(rows, i, PICK_TENANT),
+							   picked_text(rows, i, PICK_ROUTE),
+							   DatumGetInt32(picked(rows, i, PICK_ATTEMPT)))));
+	}
+}
+
+/* Delete the picked rows: all at once or, if one resists, one by one. */
+static void
+delete_batch(Sweep *sweep, const char *store_name, SPITupleTable *rows,
+			 uint64 n)
+{
+	ErrorData  *error = NULL;
+	int64		removed = try_to_delete_rows(store_name, rows, 0, n - 1, &error);
+
+	if (removed >= 0)
+	{
+		sweep->removed += removed;
+		log_unfinished(rows, 0, n - 1);
+		return;
+	}
+
+	for (uint64 i = 0; i < n; i++)
+	{
+		CHECK_FOR_INTERRUPTS();
+		removed = try_to_delete_rows(store_name, rows, i, i, &error);
+		if (removed >= 0)
+		{
+			sweep->removed += removed;
+			log_unfinished(rows, i, i);
+			continue;
+		}
+		/* once a sweep in detail; the sum is reported at its end */
+		if (sweep->failed++ == 0)
+			ereport(LOG,
+					(errcode(error->sqlerrcode),
+					 errmsg("could not remove expired idempotency key \"%s\" from %s: %s",
+							picked_text(rows, i, PICK_KEY), store_name,
+							error->message)));
+		FreeErrorData(error);
+	}
+}
+
+/*
+ * Open the store for a sweep; NULL if it is gone, is no store any more, or
+ * is locked by somebody for whom we do not wait.
+ */
+static Relation
+open_for_sweep(const Sweep *sweep)
+{
+	Relation	rel;
+
+	if (!sweep->may_wait &&
+		!ConditionalLockRelationOid(sweep->relid, RowExclusiveLock))
+		return NULL;
+	rel = try_table_open(sweep->relid,
+						 sweep->may_wait ? RowExclusiveLock : NoLock);
+	if (rel == NULL)
+		return NULL;
+	if (rel->rd_rel->relkind != RELKIND_RELATION ||
+		rel->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT ||
+		rel->rd_rel->reloftype != idem_catalog()->key_type)
+	{
+		table_close(rel, NoLock);
+		return NULL;
+	}
+	return rel;
+}
+
+/*
+ * Remove the next batch of expired keys.  Needs a transaction and an active
+ * snapshot.  Returns false when the sweep of this store is over.
+ */
+static bool
+sweep_batch(Sweep *sweep, int size)
+{
+	Relation	rel = open_for_sweep(sweep);
+	char	   *store_name;
+	Oid			save_userid;
+	int			save_sec_context;
+	int			save_nestlevel;
+	SPITupleTable *rows;
+	uint64		n;
+
+	if (rel == NULL)
+		return false;
+	store_name = quote_qualified_identifier(get_namespace_name(RelationGetNamespace(rel)),
+											RelationGetRelationName(rel));
+
+	GetUserIdAndSecContext(&save_userid, &save_sec_context);
+	SetUserIdAndSecContext(rel->rd_rel->relowner,
+						   save_sec_context | SECURITY_RESTRICTED_OPERATION);
+	save_nestlevel = NewGUCNestLevel();
+	(void) set_config_option("search_path", "pg_catalog, pg_temp",
+							 PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
+							 true, 0, false);
+	SPI_connect();
+
+	make_constraints_immediate(rel);
+	pick_batch(sweep, store_name, size);
+	n = SPI_processed;
+	rows = SPI_tuptable;
+	if (n > 0)
+	{
+		advance(sweep, rows, n - 1);
+		delete_batch(sweep, store_name, rows, n);
+	}
+
+	SPI_finish();
+	AtEOXact_GUC(false, save_nestlevel);
+	SetUserIdAndSecContext(save_userid, save_sec_context);
+	table_close(rel, NoLock);
+	return n == (uint64) size;
+}
+
+/* Report what a sweep could not remove. */
+static void
+report_failures(const Sweep *sweep)
+{
+	if (sweep->failed > 0)
+		ereport(LOG,
+				(errmsg("%lld expired idempotency keys of store \"%s\" could not be removed",
+						(long long) sweep->failed,
+						get_rel_name(sweep->relid)),
+				 errhint("A foreign key to the store keeps a key for as long as a row refers to it.")));
+}
+
+/* ----------------------------------------------------------------
+ *		By hand
+ * ----------------------------------------------------------------
+ */
+
+/* Sweep one store within the caller's transaction, max keys at the most. */
+static int64
+expire_store(Oid relid, int64 max)
+{
+	Sweep		sweep;
+	bool		more = true;
+
+	sweep_start(&sweep, relid, true);
+	while (more && sweep.removed < max)
+	{
+		CHECK_FOR_INTERRUPTS();
+		PushActiveSnapshot(GetLatestSnapshot());
+		more = sweep_batch(&sweep, (int) Min(max - sweep.removed,
+											 idem_expire_batch));
+		PopActiveSnapshot();
+	}
+	report_failures(&sweep);
+	return sweep.removed;
+}
+
+/*
+ * idem_expire(max int) returns bigint
+ *
+ * Sweeps the default store, and every other store whose owner's privileges
+ * the caller has.  Returns how many keys were removed.
+ */
+Datum
+idem_expire(PG_FUNCTION_ARGS)
+{
+	int64		max = PG_ARGISNULL(0) ? PG_INT64_MAX : PG_GETARG_INT32(0);
+	Oid			default_store;
+	int64		removed = 0;
+	ListCell   *lc;
+
+	PreventCommandIfReadOnly("idem_expire()");
+	PreventCommandDuringRecovery("idem_expire()");
+	if (max < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("max must not be negative")));
+
+	default_store = idem_catalog()->default_store;
+	foreach(lc, idem_stores())
+	{
+		Oid			relid = lfirst_oid(lc);
+
+		if (removed >= max)
+			break;
+		if (relid != default_store &&
+			(!SearchSysCacheExists1(RELOID, ObjectIdGetDatum(relid)) ||
+			 !object_ownercheck(RelationRelationId, relid, GetUserId())))
+			continue;
+		removed += expire_store(relid, max - removed);
+	}
+	PG_RETURN_INT64(removed);
+}
+
+/* ----------------------------------------------------------------
+ *		In the worker
+ * ----------------------------------------------------------------
+ */
+
+static void
+begin_step(const char *activity)
+{
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+	PushActiveSnapshot(GetTransactionSnapshot());
+	pgstat_report_activity(STATE_RUNNING, activity);
+}
+
+static void
+end_step(void)
+{
+	PopActiveSnapshot();
+	CommitTransactionCommand();
+	pgstat_report_stat(true);
+	pgstat_report_activity(STATE_IDLE, NULL);
+}
+
+/*
+ * The stores of this database, allocated in the caller's context.  Tells the
+ * launcher whether there is the extension at all.
+ */
+static List *
+find_stores(void)
+{
+	MemoryContext context = CurrentMemoryContext;
+	List	   *stores = NIL;
+	bool		exists;
+
+	begin_step("looking for extension pg_idem");
+	exists = idem_catalog_exists();
+	if (exists)
+	{
+		List	   *found = idem_stores();
+
+		MemoryContextSwitchTo(context);
+		stores = list_copy(found);
+	}
+	end_step();
+	MemoryContextSwitchTo(context);
+	idem_launcher_report(exists);
+	return stores;
+}
+
+/*
+ * One batch, one transaction.  Returns false when the sweep of this store is
+ * over, or must be broken off.
+ */
+static bool
+worker_batch(Sweep *sweep)
+{
+	bool		more = false;
+	char	   *name;
+
+	begin_step("removing expired idempotency keys");
+	name = get_rel_name(sweep->relid);
+	if (name != NULL && idem_catalog_exists() && !idem_database_is_wanted())
+	{
+		pgstat_report_activity(STATE_RUNNING,
+							   psprintf("removing expired idempotency keys from \"%s\"",
+										name));
+		more = sweep_batch(sweep, idem_expire_batch);
+		if (!more)
+			report_failures(sweep);
+	}
+	end_step();
+	return more;
+}
+
+/* Sweep one store.  An error is logged, and the next store has its turn. */
+static void
+worker_sweep(Oid relid)
+{
+	MemoryContext context = CurrentMemoryContext;
+	Sweep		sweep;
+
+	sweep_start(&sweep, relid, false);
+	PG_TRY();
+	{
+		while (worker_batch(&sweep))
+		{
+			CHECK_FOR_INTERRUPTS();
+			MemoryContextSwitchTo(context);
+		}
+	}
+	PG_CATCH();
+	{
+		MemoryContextSwitchTo(context);
+		EmitErrorReport();
+		FlushErrorState();
+		AbortCurrentTransaction();
+		pgstat_report_activity(STATE_IDLE, NULL);
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(context);
+}
+
+/*
+ * Entry point of the short-lived worker: sweep the stores of one database,
+ * then end.  SIGTERM ends it wherever it is (die, the default).
+ */
+void
+idem_expire_main(Datum arg)
+{
+	MemoryContext context;
+	List	   *stores;
+	ListCell   *lc;
+
+	BackgroundWorkerUnblockSignals();
+	BackgroundWorkerInitializeConnectionByOid(DatumGetObjectId(arg),
+											  InvalidOid, 0);
+	context = AllocSetContextCreate(TopMemoryContext, "pg_idem sweep",
+									ALLOCSET_DEFAULT_SIZES);
+	MemoryContextSwitchTo(context);
+
+	stores = find_stores();
+	foreach(lc, stores)
+		worker_sweep(lfirst_oid(lc));
+	proc_exit(0);
+}

@@ -1,0 +1,179 @@
+/*-------------------------------------------------------------------------
+ *
+ * hash.c
+ *	  Request fingerprints: idem_hash(text | bytea | jsonb), all SHA-256.
+ *
+ * text and bytea are hashed as they are, so a client can compute the same
+ * value.  jsonb is hashed by value: two documents that jsonb calls equal have
+ * one fingerprint, whatever their white space, the order of their keys or
+ * the trailing zeros of their numbers (jsonb calls 1 and 1.0 equal, while it
+ * prints them differently).  For that the document is walked, and each token
+ * goes into the digest behind a tag and, where its length varies, behind its
+ * length in network byte order, so no two documents feed the same bytes.
+ *
+ * Copyright (c) 2026, pg_idem contributors
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "pg_idem.h"
+
+#include "common/cryptohash.h"
+#include "common/sha2.h"
+#include "port/pg_bswap.h"
+#include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
+#include "utils/numeric.h"
+
+PG_FUNCTION_INFO_V1(idem_hash_bytes);
+PG_FUNCTION_INFO_V1(idem_hash_jsonb);
+
+/*
+ * The digest in progress.  A cryptohash context may hold resources of
+ * OpenSSL; the server's resource owner frees them if an error is thrown.
+ */
+static pg_cryptohash_ctx *
+digest_begin(void)
+{
+	pg_cryptohash_ctx *ctx = pg_cryptohash_create(PG_SHA256);
+
+	if (ctx == NULL || pg_cryptohash_init(ctx) < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_OUT_OF_MEMORY),
+				 errmsg("could not start a SHA-256 digest: %s",
+						pg_cryptohash_error(ctx))));
+	return ctx;
+}
+
+static void
+digest_add(pg_cryptohash_ctx *ctx, const void *data, size_t len)
+{
+	if (pg_cryptohash_update(ctx, data, len) < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_SYSTEM_ERROR),
+				 errmsg("could not compute a SHA-256 digest: %s",
+						pg_cryptohash_error(ctx))));
+}
+
+static bytea *
+digest_end(pg_cryptohash_ctx *ctx)
+{
+	bytea	   *result = palloc(VARHDRSZ + PG_SHA256_DIGEST_LENGTH);
+
+	SET_VARSIZE(result, VARHDRSZ + PG_SHA256_DIGEST_LENGTH);
+	if (pg_cryptohash_final(ctx, (uint8 *) VARDATA(result),
+							PG_SHA256_DIGEST_LENGTH) < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_SYSTEM_ERROR),
+				 errmsg("could not compute a SHA-256 digest: %s",
+						pg_cryptohash_error(ctx))));
+	pg_cryptohash_free(ctx);
+	return result;
+}
+
+/* A tag, the length of what follows, and the bytes */
+static void
+digest_add_tagged(pg_cryptohash_ctx *ctx, char tag,
+				  const char *data, size_t len)
+{
+	char		head[1 + sizeof(uint32)];
+	uint32		netlen = pg_hton32((uint32) len);
+
+	head[0] = tag;
+	memcpy(head + 1, &netlen, sizeof(netlen));
+	digest_add(ctx, head, sizeof(head));
+	digest_add(ctx, data, len);
+}
+
+static void
+digest_add_number(pg_cryptohash_ctx *ctx, Numeric number)
+{
+	Datum		trimmed = DirectFunctionCall1(numeric_trim_scale,
+											  NumericGetDatum(number));
+	char	   *digits = DatumGetCString(DirectFunctionCall1(numeric_out,
+															 trimmed));
+
+	digest_add_tagged(ctx, 'n', digits, strlen(digits));
+	pfree(digits);
+	pfree(DatumGetPointer(trimmed));
+}
+
+static void
+digest_add_scalar(pg_cryptohash_ctx *ctx, const JsonbValue *value)
+{
+	switch (value->type)
+	{
+		case jbvNull:
+			digest_add(ctx, "z", 1);
+			break;
+		case jbvBool:
+			digest_add(ctx, value->val.boolean ? "t" : "f", 1);
+			break;
+		case jbvString:
+			digest_add_tagged(ctx, 's', value->val.string.val,
+							  value->val.string.len);
+			break;
+		case jbvNumeric:
+			digest_add_number(ctx, value->val.numeric);
+			break;
+		default:
+			elog(ERROR, "unexpected jsonb value type %d", (int) value->type);
+	}
+}
+
+/*
+ * idem_hash(text) and idem_hash(bytea): SHA-256 of the bytes
+ */
+Datum
+idem_hash_bytes(PG_FUNCTION_ARGS)
+{
+	bytea	   *data = PG_GETARG_BYTEA_PP(0);
+	pg_cryptohash_ctx *ctx = digest_begin();
+
+	digest_add(ctx, VARDATA_ANY(data), VARSIZE_ANY_EXHDR(data));
+	PG_RETURN_BYTEA_P(digest_end(ctx));
+}
+
+/*
+ * idem_hash(jsonb): SHA-256 of the document's value
+ */
+Datum
+idem_hash_jsonb(PG_FUNCTION_ARGS)
+{
+	Jsonb	   *jb = PG_GETARG_JSONB_P(0);
+	pg_cryptohash_ctx *ctx = digest_begin();
+	JsonbIterator *it = JsonbIteratorInit(&jb->root);
+	JsonbValue	value;
+	JsonbIteratorToken token;
+	bool		scalar = JB_ROOT_IS_SCALAR(jb);
+
+	while ((token = JsonbIteratorNext(&it, &value, false)) != WJB_DONE)
+	{
+		switch (token)
+		{
+			case WJB_BEGIN_ARRAY:
+				/* a lone scalar is wrapped in an array that is not there */
+				if (!scalar)
+					digest_add(ctx, "[", 1);
+				break;
+			case WJB_END_ARRAY:
+				if (!scalar)
+					digest_add(ctx, "]", 1);
+				break;
+			case WJB_BEGIN_OBJECT:
+				digest_add(ctx, "{", 1);
+				break;
+			case WJB_END_OBJECT:
+				digest_add(ctx, "}", 1);
+				break;
+			case WJB_KEY:
+			case WJB_ELEM:
+			case WJB_VALUE:
+				digest_add_scalar(ctx, &value);
+				break;
+			default:
+				elog(ERROR, "unexpected jsonb token %d", (int) token);
+		}
+	}
+
+	PG_RETURN_BYTEA_P(digest_end(ctx));
+}

@@ -1,0 +1,226 @@
+/*-------------------------------------------------------------------------
+ *
+ * pg_idem.h
+ *	  What the files of pg_idem share, grouped by the file that owns it.
+ *
+ * A call flows one way:
+ *
+ *		SQL entry (claim.c, expire.c, admin.c)
+ *		  -> policy (policy.c, http.c): what the arguments and settings mean
+ *		  -> store (store.c, catalog.c): rows, locks, index entries
+ *		  -> answer (claim.c)
+ *
+ * store.c knows no policy, claim.c touches no buffer, policy.c, http.c and
+ * hash.c touch no table.
+ *
+ * Copyright (c) 2026, pg_idem contributors
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef PG_IDEM_H
+#define PG_IDEM_H
+
+#include "postgres.h"
+
+#include "compat.h"
+#include "datatype/timestamp.h"
+#include "executor/tuptable.h"
+#include "fmgr.h"
+#include "utils/jsonb.h"
+#include "utils/relcache.h"
+
+/* Columns of type idempotency_key, the row of every store */
+#define Anum_key_key			1
+#define Anum_key_tenant			2
+#define Anum_key_route			3
+#define Anum_key_state			4
+#define Anum_key_attempt		5
+#define Anum_key_request_hash	6
+#define Anum_key_lease_until	7
+#define Anum_key_step			8
+#define Anum_key_step_data		9
+#define Anum_key_status			10
+#define Anum_key_headers		11
+#define Anum_key_response		12
+#define Anum_key_body			13
+#define Anum_key_result_dropped 14
+#define Anum_key_created_at		15
+#define Anum_key_finished_at	16
+#define Anum_key_expires_at		17
+#define Natts_key				17
+
+/* Columns of type idem_claim, the answer of idem_begin */
+#define Anum_claim_proceed		1
+#define Anum_claim_outcome		2
+#define Anum_claim_status		3
+#define Anum_claim_headers		4
+#define Anum_claim_response		5
+#define Anum_claim_body			6
+#define Anum_claim_attempt		7
+#define Anum_claim_step			8
+#define Anum_claim_step_data	9
+#define Anum_claim_retry_after	10
+#define Anum_claim_expires_at	11
+#define Natts_claim				11
+
+/* Labels of type idem_state; the order is the enum's */
+typedef enum IdemState
+{
+	IDEM_IN_PROGRESS,
+	IDEM_COMPLETED,
+	IDEM_FAILED
+} IdemState;
+
+#define IDEM_NSTATES	3
+
+/* Longest key, tenant or route, and longest fingerprint, in bytes */
+#define IDEM_MAX_NAME	255
+
+/* Own SQLSTATEs */
+#define ERRCODE_IDEM_STALE_CLAIM		MAKE_SQLSTATE('I','K','0','0','1')
+#define ERRCODE_IDEM_NO_CLAIM			MAKE_SQLSTATE('I','K','0','0','2')
+#define ERRCODE_IDEM_ALREADY_FINISHED	MAKE_SQLSTATE('I','K','0','0','3')
+
+/* What a claim is found by.  route is NULL where the caller names none. */
+typedef struct IdemKey
+{
+	text	   *key;
+	text	   *tenant;
+	text	   *route;
+} IdemKey;
+
+/* ---------------- pg_idem.c: settings ---------------- */
+
+typedef enum IdemKeep
+{
+	IDEM_KEEP_FINAL,
+	IDEM_KEEP_SUCCESS,
+	IDEM_KEEP_ALL
+} IdemKeep;
+
+typedef enum IdemOnLostLease
+{
+	IDEM_LOST_RESUME,
+	IDEM_LOST_HOLD
+} IdemOnLostLease;
+
+extern int	idem_ttl;			/* seconds */
+extern int	idem_lease;			/* milliseconds */
+extern int	idem_wait;			/* milliseconds */
+extern int	idem_max_attempts;
+extern int	idem_on_lost_lease;
+extern int	idem_keep;
+extern char *idem_replay_headers;
+extern int	idem_max_response_size; /* bytes */
+extern char *idem_tenant;
+extern bool idem_tenant_is_role;
+extern bool idem_expire_enabled;
+extern int	idem_expire_naptime;	/* seconds */
+extern int	idem_expire_batch;
+
+/* ---------------- catalog.c: the extension's own objects ---------------- */
+
+typedef struct IdemCatalog
+{
+	Oid			extension;
+	Oid			key_type;		/* idempotency_key */
+	Oid			claim_type;		/* idem_claim */
+	Oid			state_type;		/* idem_state ... */
+	Oid			state[IDEM_NSTATES];	/* ... and its labels */
+	Oid			default_store;	/* idempotency_keys */
+} IdemCatalog;
+
+extern const IdemCatalog *idem_catalog(void);
+extern bool idem_catalog_exists(void);
+extern IdemState idem_state_from_datum(Datum label);
+extern Datum idem_state_to_datum(IdemState state);
+extern List *idem_stores(void);
+extern char *idem_extension_schema(void);
+
+/* ---------------- store.c: rows of a store ---------------- */
+
+/* Who stands behind the row that a probe found */
+typedef enum IdemSighting
+{
+	IDEM_SEEN_NOTHING,			/* no row; whether the key is free, only
+								 * idem_store_insert can tell */
+	IDEM_SEEN_SETTLED,			/* committed, and nobody is changing it */
+	IDEM_SEEN_OURS,				/* this transaction wrote it */
+	IDEM_SEEN_ARRIVING,			/* written by a transaction still running */
+	IDEM_SEEN_LEAVING			/* committed, but a running transaction is
+								 * changing or deleting it */
+} IdemSighting;
+
+typedef enum IdemLocked
+{
+	IDEM_LOCKED,				/* ours until the transaction ends */
+	IDEM_LOCK_BUSY,				/* another transaction has it (no waiting) */
+	IDEM_LOCK_CHANGED			/* not the row it was: look again */
+} IdemLocked;
+
+/* A store opened for the length of one call */
+typedef struct IdemStore
+{
+	Relation	rel;
+	Relation	pkey;
+	LOCKMODE	lockmode;
+	TupleTableSlot *row;		/* the row found; pins its page */
+	TupleTableSlot *spare;		/* a row seen on the way, or NULL */
+	TupleTableSlot *next;		/* new version being built, or NULL */
+	struct IndexScanDescData *scan; /* open scan, or NULL */
+} IdemStore;
+
+/* a column of the row found, or of the version being built */
+#define idem_row_isnull(slot, attno)	((slot)->tts_isnull[(attno) - 1])
+#define idem_row_datum(slot, attno)		((slot)->tts_values[(attno) - 1])
+
+extern void idem_store_open(IdemStore *store, Oid relid, LOCKMODE lockmode);
+extern void idem_store_close(IdemStore *store);
+extern IdemSighting idem_store_probe(IdemStore *store, const IdemKey *key);
+extern void idem_store_forget(IdemStore *store);
+extern void idem_store_scan(IdemStore *store, const IdemKey *key,
+							Snapshot snapshot);
+extern bool idem_store_scan_next(IdemStore *store);
+extern void idem_store_scan_keep(IdemStore *store);
+extern void idem_store_scan_end(IdemStore *store);
+extern bool idem_store_row_is_ours(IdemStore *store);
+extern IdemLocked idem_store_lock(IdemStore *store, bool wait);
+extern TupleTableSlot *idem_store_new_version(IdemStore *store,
+											  bool copy_row);
+extern bool idem_store_insert(IdemStore *store);
+extern void idem_store_update(IdemStore *store);
+
+/* ---------------- policy.c: what arguments and settings mean -------------- */
+
+extern text *idem_arg_name(FunctionCallInfo fcinfo, int argno,
+						   const char *what);
+extern text *idem_arg_tenant(FunctionCallInfo fcinfo, int argno);
+extern bytea *idem_arg_hash(FunctionCallInfo fcinfo, int argno);
+extern void idem_arg_interval(FunctionCallInfo fcinfo, int argno,
+							  int64 default_usecs, Interval *result);
+extern TimestampTz idem_time_after(TimestampTz start, const Interval *span,
+								   const char *what);
+extern TimestampTz idem_time_not_before(TimestampTz start,
+										const Interval *span,
+										const char *what);
+extern bool idem_status_is_kept(int status);
+extern bool idem_result_fits(Jsonb *headers, Jsonb *response, bytea *body);
+
+/* ---------------- http.c: headers ---------------- */
+
+extern Jsonb *idem_headers_to_keep(Jsonb *headers);
+extern bool idem_check_replay_headers(char **newval, void **extra,
+									  GucSource source);
+
+/* ---------------- launcher.c: the background launcher ---------------- */
+
+extern void idem_launcher_init(void);
+extern void idem_launcher_report(bool extension_exists);
+extern bool idem_database_is_wanted(void);
+extern PGDLLEXPORT void idem_launcher_main(Datum arg);
+
+/* ---------------- expire.c: the sweep ---------------- */
+
+extern PGDLLEXPORT void idem_expire_main(Datum arg);
+
+#endif							/* PG_IDEM_H */

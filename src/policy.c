@@ -1,0 +1,275 @@
+/*-------------------------------------------------------------------------
+ *
+ * policy.c
+ *	  What arguments and settings mean: names, spans of time, statuses, sizes.
+ *
+ * Everything here is decided from the arguments and the settings alone; no
+ * table is read.  NULL arguments fall back to the setting of the same name.
+ *
+ * Copyright (c) 2026, pg_idem contributors
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "pg_idem.h"
+
+#include "common/int.h"
+#include "mb/pg_wchar.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/fmgrprotos.h"
+
+/*
+ * Does the character at s, len bytes long in the database's encoding, belong
+ * to the control characters C0, DEL or C1?  C1 is told apart only where the
+ * encoding has it: in UTF-8 it is C2 80 .. C2 9F, in the ISO 8859 family the
+ * single bytes 80 .. 9F.  Elsewhere those bytes are letters or lead bytes.
+ */
+static bool
+is_control(const unsigned char *s, int len, int encoding)
+{
+	if (len == 1 && (s[0] < 0x20 || s[0] == 0x7F))
+		return true;
+
+	switch (encoding)
+	{
+		case PG_UTF8:
+			return len == 2 && s[0] == 0xC2 && s[1] < 0xA0;
+		case PG_LATIN1:
+		case PG_LATIN2:
+		case PG_LATIN3:
+		case PG_LATIN4:
+		case PG_LATIN5:
+		case PG_LATIN6:
+		case PG_LATIN7:
+		case PG_LATIN8:
+		case PG_LATIN9:
+		case PG_LATIN10:
+		case PG_ISO_8859_5:
+		case PG_ISO_8859_6:
+		case PG_ISO_8859_7:
+		case PG_ISO_8859_8:
+			return s[0] >= 0x80 && s[0] < 0xA0;
+		default:
+			return false;
+	}
+}
+
+/*
+ * Check a key, tenant or route: at most 255 bytes, no control characters,
+ * and not empty unless allowed.
+ */
+static void
+check_name(const char *name, int len, const char *what, bool may_be_empty)
+{
+	int			encoding = GetDatabaseEncoding();
+	int			chlen;
+
+	if (len == 0 && !may_be_empty)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must not be empty", what)));
+	if (len > IDEM_MAX_NAME)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s is too long", what),
+				 errdetail("It has %d bytes; at most %d are allowed.",
+						   len, IDEM_MAX_NAME)));
+
+	for (int i = 0; i < len; i += chlen)
+	{
+		const unsigned char *s = (const unsigned char *) name + i;
+
+		chlen = IS_HIGHBIT_SET(*s) ? pg_mblen(name + i) : 1;
+		if (is_control(s, Min(chlen, len - i), encoding))
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("%s must not contain control characters", what),
+					 errdetail("There is one at byte %d.", i + 1)));
+	}
+}
+
+/*
+ * A key or route argument: checked, and never NULL.  The result has a
+ * detoasted, possibly short header.
+ */
+text *
+idem_arg_name(FunctionCallInfo fcinfo, int argno, const char *what)
+{
+	text	   *name;
+
+	if (PG_ARGISNULL(argno))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("%s must not be null", what)));
+	name = PG_GETARG_TEXT_PP(argno);
+	check_name(VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name), what, false);
+	return name;
+}
+
+/*
+ * The tenant: with tenant_is_role the current role, whatever the argument
+ * says; else the argument, or pg_idem.tenant.
+ */
+text *
+idem_arg_tenant(FunctionCallInfo fcinfo, int argno)
+{
+	text	   *tenant;
+
+	if (idem_tenant_is_role)
+		tenant = cstring_to_text(GetUserNameFromId(GetUserId(), false));
+	else if (!PG_ARGISNULL(argno))
+		tenant = PG_GETARG_TEXT_PP(argno);
+	else
+		tenant = cstring_to_text(idem_tenant);
+
+	check_name(VARDATA_ANY(tenant), VARSIZE_ANY_EXHDR(tenant),
+			   "tenant", true);
+	return tenant;
+}
+
+/* The request's fingerprint, or NULL for a caller that takes none */
+bytea *
+idem_arg_hash(FunctionCallInfo fcinfo, int argno)
+{
+	bytea	   *hash;
+
+	if (PG_ARGISNULL(argno))
+		return NULL;
+	hash = PG_GETARG_BYTEA_PP(argno);
+	if (VARSIZE_ANY_EXHDR(hash) > IDEM_MAX_NAME)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("request hash is too long"),
+				 errdetail("It has %d bytes; at most %d are allowed.",
+						   (int) VARSIZE_ANY_EXHDR(hash), IDEM_MAX_NAME),
+				 errhint("Pass idem_hash(request) instead of the request.")));
+	return hash;
+}
+
+/* An interval argument, or the setting in its place */
+void
+idem_arg_interval(FunctionCallInfo fcinfo, int argno, int64 default_usecs,
+				  Interval *result)
+{
+	if (!PG_ARGISNULL(argno))
+		*result = *PG_GETARG_INTERVAL_P(argno);
+	else
+	{
+		memset(result, 0, sizeof(*result));
+		result->time = default_usecs;
+	}
+}
+
+/*
+ * start + span.  Plain hours, minutes and seconds, the usual case, need no
+ * calendar.
+ */
+static TimestampTz
+add_interval(TimestampTz start, const Interval *span)
+{
+	TimestampTz end;
+
+	if (span->month == 0 && span->day == 0 && !INTERVAL_NOT_FINITE(span) &&
+		!pg_add_s64_overflow(start, span->time, &end) &&
+		IS_VALID_TIMESTAMP(end))
+		return end;
+
+	return DatumGetTimestampTz(DirectFunctionCall2(timestamptz_pl_interval,
+												   TimestampTzGetDatum(start),
+												   IntervalPGetDatum(span)));
+}
+
+static TimestampTz
+not_in_range(const char *what, const char *range)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			 errmsg("%s must %s", what, range)));
+	return 0;					/* keep the compiler quiet */
+}
+
+/* start + span, where the span must be positive (a ttl, a lease) */
+TimestampTz
+idem_time_after(TimestampTz start, const Interval *span, const char *what)
+{
+	TimestampTz end = add_interval(start, span);
+
+	return end > start ? end : not_in_range(what, "be positive");
+}
+
+/* start + span, where the span may also be zero (a wait) */
+TimestampTz
+idem_time_not_before(TimestampTz start, const Interval *span,
+					 const char *what)
+{
+	TimestampTz end = add_interval(start, span);
+
+	return end >= start ? end : not_in_range(what, "not be negative");
+}
+
+/*
+ * Is a result with this status kept for good ("completed"), by
+ * pg_idem.keep?  Otherwise the attempt counts as failed, and a later request
+ * may run again.
+ */
+bool
+idem_status_is_kept(int status)
+{
+	if (idem_keep == IDEM_KEEP_ALL)
+		return true;
+	if (status >= 200 && status < 400)
+		return true;
+	if (idem_keep == IDEM_KEEP_SUCCESS)
+		return false;
+
+	switch (status)
+	{
+		case 401:				/* the credentials may be renewed */
+		case 403:
+		case 408:				/* nothing was decided */
+		case 409:
+		case 425:
+		case 429:
+			return false;
+		default:
+			return status >= 400 && status < 500;
+	}
+}
+
+/* Bytes of the text of a jsonb value, as far as max needs to know */
+static int64
+json_text_size(Jsonb *jb, int64 max)
+{
+	StringInfoData buf;
+	int64		size = VARSIZE(jb);
+
+	/*
+	 * The text of a string is at most six times as long as its bytes
+	 * (\u0001), so a value that is small enough in its stored form needs no
+	 * text made of it.  (Numbers like 1e1000 do get longer than that; but
+	 * they are as short in the table as they were here.)
+	 */
+	if (size * 6 <= max)
+		return size;
+
+	initStringInfo(&buf);
+	JsonbToCString(&buf, &jb->root, VARSIZE(jb));
+	size = buf.len;
+	pfree(buf.data);
+	return size;
+}
+
+/* Is a result within pg_idem.max_response_size? */
+bool
+idem_result_fits(Jsonb *headers, Jsonb *response, bytea *body)
+{
+	int64		left = idem_max_response_size;
+
+	if (body != NULL)
+		left -= VARSIZE_ANY_EXHDR(body);
+	if (headers != NULL && left >= 0)
+		left -= json_text_size(headers, left);
+	if (response != NULL && left >= 0)
+		left -= json_text_size(response, left);
+	return left >= 0;
+}

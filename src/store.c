@@ -1,0 +1,782 @@
+/*-------------------------------------------------------------------------
+ *
+ * store.c
+ *	  Rows of a store, reached through the table and index access methods.
+ *
+ * This file knows no policy: it finds rows, says who stands behind them,
+ * locks, inserts and updates them.  What a row means is decided in claim.c.
+ *
+ * THE LOCKING PROTOCOL
+ *
+ * The primary key decides who has a key.  There are no advisory locks and no
+ * locks in shared memory; all there is are rows, written by the caller's own
+ * transaction, and the unique index over them.  So a claim ends exactly as
+ * its transaction does: ROLLBACK, ROLLBACK TO SAVEPOINT, a crash or a killed
+ * backend free the key, COMMIT and PREPARE TRANSACTION keep it.
+ *
+ * Relation locks.  The store and its indexes are opened with RowExclusiveLock
+ * (AccessShareLock by readers).  The lock on the table is held until the
+ * transaction ends, as for any INSERT, so a store cannot be altered under a
+ * claim.
+ *
+ * Probe.  idem_store_probe() reads the primary key under a dirty snapshot: it
+ * sees what is committed now and what other transactions have not committed
+ * yet, and never waits for them.  (It waits in one case: for a speculative
+ * insertion, which is settled within microseconds by a backend that itself
+ * waits for nothing.)  Such a scan is not a snapshot.  A row that is being
+ * moved to a new index entry can be missed, when its old version is already
+ * dead and its new entry lies behind the scan; so "nothing seen" never means
+ * "free".
+ *
+ * Insert.  Only the unique index says "free": idem_store_insert() inserts
+ * speculatively, as INSERT ... ON CONFLICT does.  If the index knows of a
+ * rival, the row is killed again before anyone could take it for real, and
+ * the caller looks again.  Two backends may kill each other's row, never
+ * both keep theirs.
+ *
+ * Lock and update.  A row that stands already is locked before it is changed
+ * (idem_store_lock(), no key exclusive).  An update of the row by others is
+ * thereby excluded until the transaction ends; FOR KEY SHARE, which foreign
+ * keys take, is not in the way.  Rows that this transaction wrote need no
+ * lock, for nobody else can change them.  A take-over locks without waiting.
+ * To finish, renew or release a claim waits, and then looks at the newest
+ * version.
+ *
+ * Lock order.  A begin, finish or lookup locks one row.  While it waits for
+ * nothing it can be part of no deadlock of its own making; a finish that
+ * waits for a row is seen by the server's deadlock detector.
+ *
+ * Isolation.  Under REPEATABLE READ and SERIALIZABLE nothing below the
+ * executor stops a transaction from changing a row newer than its snapshot;
+ * idem_store_lock() does, with SQLSTATE 40001.  Reading such a row is
+ * allowed, since that is the point of a replay.  A dirty scan takes no
+ * predicate locks; that is right, as the unique index and the row locks
+ * serialize what is decided here.
+ *
+ * Command ids.  Every change is followed by CommandCounterIncrement(), so
+ * that the next call in the same statement sees it.  Cursors opened before
+ * do not, for their command id is older.
+ *
+ * WHAT A STORE MAY BE
+ *
+ * A permanent plain table OF idempotency_key with its primary key on (key,
+ * tenant, route), valid and not deferrable.  Since rows are written below the
+ * executor, whatever the executor would have done is either done here or
+ * refused: further plain, partial and expression indexes are kept up to date,
+ * and foreign keys that point to the store work; triggers for INSERT or
+ * UPDATE, rules, CHECK constraints, foreign keys of the store's own, further
+ * unique or exclusion constraints and FORCE ROW LEVEL SECURITY are refused.
+ * (Row-level security without FORCE does not apply to a table's owner, with
+ * whose rights the functions work.)  Generated columns cannot be had in a
+ * typed table.  Triggers for DELETE are fine: rows are deleted by SQL.
+ *
+ * The checks are made once per backend and store, and again after every
+ * relcache invalidation of it, so ALTER TABLE, REINDEX and CREATE TRIGGER are
+ * noticed.  No pointer is kept between calls.
+ *
+ * Copyright (c) 2026, pg_idem contributors
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "pg_idem.h"
+
+#include "access/relscan.h"
+#include "access/table.h"
+#include "access/transam.h"
+#include "access/xact.h"
+#include "catalog/index.h"
+#include "catalog/pg_am.h"
+#include "catalog/pg_collation.h"
+#include "catalog/pg_trigger.h"
+#include "commands/trigger.h"
+#include "executor/executor.h"
+#include "miscadmin.h"
+#include "nodes/execnodes.h"
+#include "storage/lmgr.h"
+#include "utils/fmgroids.h"
+#include "utils/hsearch.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+#include "utils/syscache.h"
+
+/* What this backend has found out about a store; see check_store() */
+typedef struct CheckedStore
+{
+	Oid			relid;			/* hash key */
+	bool		valid;			/* no invalidation since the check? */
+	Oid			pkey;
+} CheckedStore;
+
+static HTAB *checked_stores = NULL;
+
+/* ----------------------------------------------------------------
+ *		Opening a store
+ * ----------------------------------------------------------------
+ */
+
+static void
+store_changed(Datum arg, Oid relid)
+{
+	CheckedStore *checked;
+
+	if (OidIsValid(relid))
+	{
+		checked = hash_search(checked_stores, &relid, HASH_FIND, NULL);
+		if (checked != NULL)
+			checked->valid = false;
+	}
+	else
+	{
+		HASH_SEQ_STATUS seq;
+
+		hash_seq_init(&seq, checked_stores);
+		while ((checked = hash_seq_search(&seq)) != NULL)
+			checked->valid = false;
+	}
+}
+
+static CheckedStore *
+lookup_checked_store(Oid relid)
+{
+	CheckedStore *checked;
+	bool		found;
+
+	if (checked_stores == NULL)
+	{
+		HASHCTL		ctl;
+
+		memset(&ctl, 0, sizeof(ctl));
+		ctl.keysize = sizeof(Oid);
+		ctl.entrysize = sizeof(CheckedStore);
+		checked_stores = hash_create("pg_idem stores", 8, &ctl,
+									 HASH_ELEM | HASH_BLOBS);
+		CacheRegisterRelcacheCallback(store_changed, (Datum) 0);
+	}
+
+	checked = hash_search(checked_stores, &relid, HASH_ENTER, &found);
+	if (!found)
+		checked->valid = false;
+	return checked;
+}
+
+static void
+refuse_store(Relation rel, int sqlstate, const char *detail,
+			 const char *hint)
+{
+	ereport(ERROR,
+			(errcode(sqlstate),
+			 errmsg("relation \"%s\" cannot be a store of idempotency keys",
+					RelationGetRelationName(rel)),
+			 errdetail("%s", detail),
+			 hint != NULL ? errhint("%s", hint) : 0));
+}
+
+static void
+check_store_kind(Relation rel)
+{
+	if (rel->rd_rel->relkind != RELKIND_RELATION ||
+		rel->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
+		refuse_store(rel, ERRCODE_WRONG_OBJECT_TYPE,
+					 "A store must be a permanent plain table.",
+					 "Create stores with idem_create_table().");
+	if (rel->rd_rel->reloftype != idem_catalog()->key_type ||
+		RelationGetDescr(rel)->natts != Natts_key)
+		refuse_store(rel, ERRCODE_WRONG_OBJECT_TYPE,
+					 "A store must be a table of type idempotency_key.",
+					 "Create stores with idem_create_table().");
+}
+
+/* A trigger for INSERT or UPDATE would be passed over here. */
+static void
+check_store_triggers(Relation rel)
+{
+	TriggerDesc *triggers = rel->trigdesc;
+
+	for (int i = 0; triggers != NULL && i < triggers->numtriggers; i++)
+	{
+		Trigger    *trigger = &triggers->triggers[i];
+
+		if (trigger->tgenabled == TRIGGER_DISABLED ||
+			!(TRIGGER_FOR_INSERT(trigger->tgtype) ||
+			  TRIGGER_FOR_UPDATE(trigger->tgtype)))
+			continue;
+
+		switch (RI_FKey_trigger_type(trigger->tgfoid))
+		{
+			case RI_TRIGGER_PK:
+				/* a foreign key to the store: its key never changes */
+				break;
+			case RI_TRIGGER_FK:
+				refuse_store(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
+							 "A store must not have foreign keys of its own.",
+							 NULL);
+				break;
+			default:
+				refuse_store(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
+							 "A store must not have triggers for INSERT or UPDATE.",
+							 "Triggers for DELETE are allowed.");
+		}
+	}
+}
+
+/* Has the index the columns of the primary key, in its order? */
+static bool
+is_on_key_columns(Form_pg_index index)
+{
+	return index->indnkeyatts == 3 &&
+		index->indkey.values[0] == Anum_key_key &&
+		index->indkey.values[1] == Anum_key_tenant &&
+		index->indkey.values[2] == Anum_key_route;
+}
+
+/*
+ * The primary key must decide, and no other constraint may say no.  A second
+ * unique index on the same columns is fine: REINDEX CONCURRENTLY makes one.
+ */
+static Oid
+check_store_indexes(Relation rel)
+{
+	List	   *indexes = RelationGetIndexList(rel);
+	Oid			pkey = idem_primary_key_index(rel);
+	bool		pkey_usable = false;
+	ListCell   *lc;
+
+	foreach(lc, indexes)
+	{
+		Relation	index = index_open(lfirst_oid(lc), AccessShareLock);
+		Form_pg_index form = index->rd_index;
+
+		if (form->indexrelid == pkey)
+			pkey_usable = (form->indisvalid && form->indimmediate &&
+						   index->rd_rel->relam == BTREE_AM_OID &&
+						   is_on_key_columns(form));
+		else if (form->indisexclusion ||
+				 (form->indisunique &&
+				  !(form->indimmediate && is_on_key_columns(form) &&
+					heap_attisnull(index->rd_indextuple,
+								   Anum_pg_index_indpred, NULL))))
+			refuse_store(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
+						 "A store must have no unique or exclusion constraint but its primary key.",
+						 NULL);
+		index_close(index, AccessShareLock);
+	}
+	list_free(indexes);
+
+	if (!pkey_usable)
+		refuse_store(rel, ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+					 "A store needs a valid primary key, not deferrable, on (key, tenant, route).",
+					 "Create stores with idem_create_table().");
+	return pkey;
+}
+
+/*
+ * Refuse a relation that is no store; see "what a store may be" above.  The
+ * caller holds a lock on it.  Returns the OID of the primary key's index.
+ */
+static Oid
+check_store(Relation rel)
+{
+	Oid			pkey;
+
+	check_store_kind(rel);
+	check_store_triggers(rel);
+	if (rel->rd_rules != NULL)
+		refuse_store(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
+					 "A store must not have rules.", NULL);
+	if (rel->rd_att->constr != NULL && rel->rd_att->constr->num_check > 0)
+		refuse_store(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
+					 "A store must not have CHECK constraints.", NULL);
+	if (rel->rd_rel->relrowsecurity && rel->rd_rel->relforcerowsecurity)
+		refuse_store(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
+					 "A store must not have FORCE ROW LEVEL SECURITY.",
+					 "Row-level security without FORCE is allowed; it holds for direct access to the table.");
+	pkey = check_store_indexes(rel);
+	CheckCmdReplicaIdentity(rel, CMD_UPDATE);
+	return pkey;
+}
+
+/*
+ * Open the default store.  If the extension was dropped and created again
+ * while we waited for the lock, the OID that we had is void and the catalog
+ * knows the new one.
+ */
+static Relation
+open_default_store(LOCKMODE lockmode)
+{
+	Relation	rel = NULL;
+	Oid			relid;
+
+	do
+	{
+		relid = idem_catalog()->default_store;
+		if (OidIsValid(relid))
+			rel = try_table_open(relid, lockmode);
+	} while (rel == NULL && relid != idem_catalog()->default_store);
+
+	if (rel == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("the default store of pg_idem does not exist")));
+	return rel;
+}
+
+/* Open another store, for a caller who has its owner's privileges. */
+static Relation
+open_further_store(Oid relid, LOCKMODE lockmode)
+{
+	Relation	rel;
+
+	/* no lock, not even for a moment, on what is not the caller's */
+	if (SearchSysCacheExists1(RELOID, ObjectIdGetDatum(relid)) &&
+		!object_ownercheck(RelationRelationId, relid, GetUserId()))
+		aclcheck_error(ACLCHECK_NOT_OWNER,
+					   get_relkind_objtype(get_rel_relkind(relid)),
+					   get_rel_name(relid));
+
+	rel = try_table_open(relid, lockmode);
+	if (rel == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("store with OID %u does not exist", relid)));
+	return rel;
+}
+
+/*
+ * Open a store for one call.  InvalidOid is the default store, open to
+ * everyone who may call the function; any other needs its owner's rights.
+ * idem_store_close() must follow, unless an error is thrown.
+ */
+void
+idem_store_open(IdemStore *store, Oid relid, LOCKMODE lockmode)
+{
+	CheckedStore *checked;
+
+	memset(store, 0, sizeof(*store));
+	store->lockmode = lockmode;
+
+	if (OidIsValid(relid) && relid != idem_catalog()->default_store)
+		store->rel = open_further_store(relid, lockmode);
+	else
+		store->rel = open_default_store(lockmode);
+
+	/* the lock has let in every invalidation that matters from here on */
+	checked = lookup_checked_store(RelationGetRelid(store->rel));
+	if (!checked->valid || !OidIsValid(checked->pkey))
+	{
+		/* an invalidation during the check, or its failure, voids it */
+		checked->valid = true;
+		checked->pkey = InvalidOid;
+		checked->pkey = check_store(store->rel);
+	}
+
+	store->pkey = index_open(checked->pkey, lockmode);
+	store->row = table_slot_create(store->rel, NULL);
+}
+
+/* Close a store.  The lock on the table stays until the transaction ends. */
+void
+idem_store_close(IdemStore *store)
+{
+	idem_store_scan_end(store);
+	ExecDropSingleTupleTableSlot(store->row);
+	if (store->spare != NULL)
+		ExecDropSingleTupleTableSlot(store->spare);
+	if (store->next != NULL)
+		ExecDropSingleTupleTableSlot(store->next);
+	index_close(store->pkey, store->lockmode);
+	table_close(store->rel, NoLock);
+}
+
+/* ----------------------------------------------------------------
+ *		Finding rows
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * Start a scan of the primary key for the rows of a key: one at most where
+ * the route is given, else one a route.  The snapshot must stay until the
+ * scan is over.
+ */
+void
+idem_store_scan(IdemStore *store, const IdemKey *key, Snapshot snapshot)
+{
+	ScanKeyData skey[3];
+	int			nkeys = key->route != NULL ? 3 : 2;
+
+	ScanKeyInit(&skey[0], 1, BTEqualStrategyNumber, F_TEXTEQ,
+				PointerGetDatum(key->key));
+	ScanKeyInit(&skey[1], 2, BTEqualStrategyNumber, F_TEXTEQ,
+				PointerGetDatum(key->tenant));
+	if (nkeys == 3)
+		ScanKeyInit(&skey[2], 3, BTEqualStrategyNumber, F_TEXTEQ,
+					PointerGetDatum(key->route));
+
+	store->scan = idem_index_beginscan(store->rel, store->pkey, snapshot,
+									   nkeys);
+	index_rescan(store->scan, skey, nkeys, NULL, 0);
+}
+
+/* Fetch the next row into store->row, deformed.  False at the end. */
+bool
+idem_store_scan_next(IdemStore *store)
+{
+	if (!index_getnext_slot(store->scan, ForwardScanDirection, store->row))
+		return false;
+	slot_getallattrs(store->row);
+	return true;
+}
+
+/* Put the row just fetched aside, as store->spare; the scan goes on. */
+void
+idem_store_scan_keep(IdemStore *store)
+{
+	TupleTableSlot *other = store->spare;
+
+	if (other == NULL)
+		other = table_slot_create(store->rel, NULL);
+	store->spare = store->row;
+	store->row = other;
+}
+
+void
+idem_store_scan_end(IdemStore *store)
+{
+	if (store->scan != NULL)
+		index_endscan(store->scan);
+	store->scan = NULL;
+}
+
+/* Let go of the rows found, and of the pins on their pages. */
+void
+idem_store_forget(IdemStore *store)
+{
+	idem_store_scan_end(store);
+	ExecClearTuple(store->row);
+	if (store->spare != NULL)
+		ExecClearTuple(store->spare);
+}
+
+/* Did the current transaction write the row found? */
+bool
+idem_store_row_is_ours(IdemStore *store)
+{
+	bool		isnull;
+	Datum		xmin = slot_getsysattr(store->row,
+									   MinTransactionIdAttributeNumber,
+									   &isnull);
+
+	return TransactionIdIsCurrentTransactionId(DatumGetTransactionId(xmin));
+}
+
+/*
+ * Look at the key as it stands this moment, committed or not, without
+ * waiting for any transaction.  The row seen, if any, is in store->row.
+ *
+ * While a row is being changed both of its versions can turn up.  The new
+ * one is preferred, as it says what the key will be if its transaction
+ * commits; so an old one is kept aside until the scan has shown that no new
+ * one follows (a delete, or an update that has not written it yet).
+ */
+IdemSighting
+idem_store_probe(IdemStore *store, const IdemKey *key)
+{
+	SnapshotData dirty;
+	IdemSighting seen;
+
+	InitDirtySnapshot(dirty);
+
+retry:
+	seen = IDEM_SEEN_NOTHING;
+	idem_store_scan(store, key, &dirty);
+	while (idem_store_scan_next(store))
+	{
+		/*
+		 * The snapshot says which running transaction wrote (xmin) or is
+		 * changing (xmax) this row.  It names none of our own, but a
+		 * subtransaction of ours must never be taken for another's.
+		 */
+		if (TransactionIdIsValid(dirty.xmin) &&
+			!TransactionIdIsCurrentTransactionId(dirty.xmin))
+		{
+			if (dirty.speculativeToken != 0)
+			{
+				TransactionId writer = dirty.xmin;
+				uint32		token = dirty.speculativeToken;
+
+				idem_store_forget(store);
+				SpeculativeInsertionWait(writer, token);
+				CHECK_FOR_INTERRUPTS();
+				goto retry;
+			}
+			seen = IDEM_SEEN_ARRIVING;
+			break;
+		}
+
+		if (TransactionIdIsValid(dirty.xmax) &&
+			!TransactionIdIsCurrentTransactionId(dirty.xmax))
+		{
+			seen = IDEM_SEEN_LEAVING;
+			idem_store_scan_keep(store);
+			continue;
+		}
+
+		seen = idem_store_row_is_ours(store) ?
+			IDEM_SEEN_OURS : IDEM_SEEN_SETTLED;
+		break;
+	}
+	idem_store_scan_end(store);
+
+	if (seen == IDEM_SEEN_LEAVING)
+		idem_store_scan_keep(store);	/* swap it back */
+	return seen;
+}
+
+/* ----------------------------------------------------------------
+ *		Changing rows
+ * ----------------------------------------------------------------
+ */
+
+/* Same error as the executor's for a row changed behind the snapshot */
+static void
+serialization_failure(void)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+			 errmsg("could not serialize access due to concurrent update")));
+}
+
+/*
+ * Lock the row found, so that this transaction may update it; store->row is
+ * refreshed.  Without wait, a row that another transaction has is
+ * IDEM_LOCK_BUSY, and one that is no longer the newest IDEM_LOCK_CHANGED.
+ * With wait, the newest version is locked, which may say something else than
+ * the one found did; IDEM_LOCK_CHANGED then means that the row is gone.
+ *
+ * Throws 40001 if a transaction that keeps its snapshot cannot see the row.
+ */
+IdemLocked
+idem_store_lock(IdemStore *store, bool wait)
+{
+	ItemPointerData tid = store->row->tts_tid;
+	TM_FailureData failure;
+	TM_Result	result;
+
+	result = table_tuple_lock(store->rel, &tid, GetActiveSnapshot(),
+							  store->row, GetCurrentCommandId(false),
+							  LockTupleNoKeyExclusive,
+							  wait ? LockWaitBlock : LockWaitSkip,
+							  wait ? TUPLE_LOCK_FLAG_FIND_LAST_VERSION : 0,
+							  &failure);
+	switch (result)
+	{
+		case TM_Ok:
+			if (IsolationUsesXactSnapshot() &&
+				!table_tuple_satisfies_snapshot(store->rel, store->row,
+												GetTransactionSnapshot()))
+				serialization_failure();
+			slot_getallattrs(store->row);
+			return IDEM_LOCKED;
+
+		case TM_WouldBlock:
+			return IDEM_LOCK_BUSY;
+
+		case TM_Updated:
+		case TM_Deleted:
+			return IDEM_LOCK_CHANGED;
+
+		case TM_SelfModified:
+
+			/*
+			 * Changed by a later command of this transaction: a function
+			 * called by an UPDATE of the store itself.
+			 */
+			ereport(ERROR,
+					(errcode(ERRCODE_TRIGGERED_DATA_CHANGE_VIOLATION),
+					 errmsg("idempotency key was already modified by the current command")));
+			break;
+
+		case TM_Invisible:
+		case TM_BeingModified:
+			/* the row was visible, and a lock waits or says "would block" */
+			elog(ERROR, "unexpected result %d of a row lock", (int) result);
+	}
+	return IDEM_LOCK_CHANGED;	/* keep the compiler quiet */
+}
+
+/*
+ * Start a new row: a copy of the one found, or all NULL.  The caller sets
+ * columns, then calls idem_store_insert() or idem_store_update().
+ */
+TupleTableSlot *
+idem_store_new_version(IdemStore *store, bool copy_row)
+{
+	TupleTableSlot *next = store->next;
+
+	if (next == NULL)
+		next = store->next = MakeSingleTupleTableSlot(RelationGetDescr(store->rel),
+													  &TTSOpsVirtual);
+	ExecClearTuple(next);
+	if (copy_row)
+	{
+		memcpy(next->tts_values, store->row->tts_values,
+			   Natts_key * sizeof(Datum));
+		memcpy(next->tts_isnull, store->row->tts_isnull,
+			   Natts_key * sizeof(bool));
+	}
+	else
+	{
+		memset(next->tts_values, 0, Natts_key * sizeof(Datum));
+		memset(next->tts_isnull, true, Natts_key * sizeof(bool));
+	}
+	ExecStoreVirtualTuple(next);
+	return next;
+}
+
+/* Does the row belong into a partial index? */
+static bool
+satisfies_predicate(IndexInfo *info, EState *estate, TupleTableSlot *slot)
+{
+	ExprContext *econtext = GetPerTupleExprContext(estate);
+
+	econtext->ecxt_scantuple = slot;
+	return ExecQual(ExecPrepareQual(info->ii_Predicate, estate), econtext);
+}
+
+/*
+ * Add one index's entry for a row just written.  Returns false if the index
+ * found a rival to a speculative row.
+ */
+static bool
+insert_index_entry(IdemStore *store, Relation index, IndexInfo *info,
+				   EState *estate, bool speculative)
+{
+	TupleTableSlot *row = store->next;
+	Datum		values[INDEX_MAX_KEYS];
+	bool		isnull[INDEX_MAX_KEYS];
+	IndexUniqueCheck check = UNIQUE_CHECK_NO;
+	bool		unrivalled;
+
+	if (index->rd_index->indisunique)
+		check = speculative ? UNIQUE_CHECK_PARTIAL : UNIQUE_CHECK_YES;
+
+	FormIndexDatum(info, row, estate, values, isnull);
+	unrivalled = index_insert(index, values, isnull, &row->tts_tid,
+							  store->rel, check, false, info);
+	index_insert_cleanup(index, info);
+	return unrivalled || check != UNIQUE_CHECK_PARTIAL;
+}
+
+/*
+ * Add the index entries of store->next, all or only those of summarizing
+ * indexes.  Returns false if a unique index found a rival.
+ */
+static bool
+insert_index_entries(IdemStore *store, bool speculative, bool only_summaries)
+{
+	List	   *indexes = RelationGetIndexList(store->rel);
+	EState	   *estate = NULL;
+	bool		unrivalled = true;
+	ListCell   *lc;
+
+	foreach(lc, indexes)
+	{
+		Relation	index = index_open(lfirst_oid(lc), RowExclusiveLock);
+		IndexInfo  *info = BuildIndexInfo(index);
+		bool		wanted = info->ii_ReadyForInserts;
+
+		if (only_summaries && !IDEM_INDEX_IS_SUMMARY(info))
+			wanted = false;
+
+		/* the two indexes of every store need no expressions evaluated */
+		if (wanted && estate == NULL &&
+			(info->ii_Predicate != NIL || info->ii_Expressions != NIL))
+			estate = CreateExecutorState();
+		if (wanted && info->ii_Predicate != NIL)
+			wanted = satisfies_predicate(info, estate, store->next);
+		if (wanted && info->ii_Expressions != NIL)
+			GetPerTupleExprContext(estate)->ecxt_scantuple = store->next;
+
+		if (wanted && !insert_index_entry(store, index, info, estate,
+										  speculative))
+			unrivalled = false;
+		pfree(info);
+		index_close(index, RowExclusiveLock);
+	}
+	list_free(indexes);
+	if (estate != NULL)
+		FreeExecutorState(estate);
+	return unrivalled;
+}
+
+/*
+ * Insert store->next.  Returns false, with nothing left behind, if the
+ * primary key knows of another row with this key: the caller looks again.
+ */
+bool
+idem_store_insert(IdemStore *store)
+{
+	TransactionId xid = GetCurrentTransactionId();
+	uint32		token = SpeculativeInsertionLockAcquire(xid);
+	bool		unrivalled;
+
+	table_tuple_insert_speculative(store->rel, store->next,
+								   GetCurrentCommandId(true), 0, NULL, token);
+	unrivalled = insert_index_entries(store, true, false);
+	table_tuple_complete_speculative(store->rel, store->next, token,
+									 unrivalled);
+
+	/* wakes whoever met the row while it was speculative */
+	SpeculativeInsertionLockRelease(xid);
+
+	if (unrivalled)
+		CommandCounterIncrement();
+	return unrivalled;
+}
+
+/*
+ * Make store->next the new version of store->row, which this transaction has
+ * written itself or has locked.
+ */
+void
+idem_store_update(IdemStore *store)
+{
+	TM_FailureData failure;
+	LockTupleMode lockmode;
+	IdemUpdateIndexes updates;
+	TM_Result	result;
+
+	result = table_tuple_update(store->rel, &store->row->tts_tid,
+								store->next, GetCurrentCommandId(true),
+								GetActiveSnapshot(), InvalidSnapshot,
+								true, &failure, &lockmode, &updates);
+	switch (result)
+	{
+		case TM_Ok:
+			break;
+
+		case TM_SelfModified:
+			ereport(ERROR,
+					(errcode(ERRCODE_TRIGGERED_DATA_CHANGE_VIOLATION),
+					 errmsg("idempotency key was already modified by the current command")));
+			break;
+
+		case TM_Updated:
+		case TM_Deleted:
+			/* excluded by the lock */
+			serialization_failure();
+			break;
+
+		case TM_Invisible:
+		case TM_BeingModified:
+		case TM_WouldBlock:
+			elog(ERROR, "unexpected result %d of an update", (int) result);
+	}
+
+	if (!IDEM_UPDATES_NO_INDEX(updates))
+		(void) insert_index_entries(store, false,
+									IDEM_UPDATES_ONLY_SUMMARIES(updates));
+	CommandCounterIncrement();
+}
