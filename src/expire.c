@@ -552,15 +552,13 @@ worker_batch(Sweep *sweep)
 
 /* Sweep one store.  An error is logged, and the next store has its turn. */
 static void
-worker_sweep(Oid relid)
+worker_sweep(Sweep *sweep)
 {
 	MemoryContext context = CurrentMemoryContext;
-	Sweep		sweep;
 
-	sweep_start(&sweep, relid, false);
 	PG_TRY();
 	{
-		while (worker_batch(&sweep))
+		while (worker_batch(sweep))
 		{
 			CHECK_FOR_INTERRUPTS();
 			MemoryContextSwitchTo(context);
@@ -598,6 +596,11 @@ idem_expire_main(Datum arg)
 
 	stores = find_stores();
 	foreach(lc, stores)
-		worker_sweep(lfirst_oid(lc));
+	{
+		Sweep		sweep;
+
+		sweep_start(&sweep, lfirst_oid(lc), false);
+		worker_sweep(&sweep);
+	}
 	proc_exit(0);
 }

@@ -26,6 +26,7 @@
 #include "datatype/timestamp.h"
 #include "executor/tuptable.h"
 #include "fmgr.h"
+#include "utils/guc.h"
 #include "utils/jsonb.h"
 #include "utils/relcache.h"
 
