@@ -17,9 +17,11 @@ CREATE TYPE @extschema@.idempotency_key AS (
 	key				pg_catalog.text COLLATE pg_catalog."C",
 	tenant			pg_catalog.text COLLATE pg_catalog."C",
 	route			pg_catalog.text COLLATE pg_catalog."C",
-	state			@extschema@.idem_state,
-	attempt			pg_catalog.int4,
 	request_hash	pg_catalog.bytea,
+	attempt			pg_catalog.int4,
+	created_at		pg_catalog.timestamptz,
+	expires_at		pg_catalog.timestamptz,
+	state			@extschema@.idem_state,
 	lease_until		pg_catalog.timestamptz,
 	step			pg_catalog.text,
 	step_data		pg_catalog.jsonb,
@@ -28,9 +30,7 @@ CREATE TYPE @extschema@.idempotency_key AS (
 	response		pg_catalog.jsonb,
 	body			pg_catalog.bytea,
 	result_dropped	pg_catalog.bool,
-	created_at		pg_catalog.timestamptz,
-	finished_at		pg_catalog.timestamptz,
-	expires_at		pg_catalog.timestamptz
+	finished_at		pg_catalog.timestamptz
 );
 
 COMMENT ON TYPE @extschema@.idempotency_key IS
@@ -41,12 +41,16 @@ COMMENT ON COLUMN @extschema@.idempotency_key.tenant IS
 	'whose key it is; empty where there is one tenant';
 COMMENT ON COLUMN @extschema@.idempotency_key.route IS
 	'what the key is for, such as "POST /v1/charges"';
-COMMENT ON COLUMN @extschema@.idempotency_key.state IS
-	'in_progress, completed or failed';
-COMMENT ON COLUMN @extschema@.idempotency_key.attempt IS
-	'counts executions; the fencing token';
 COMMENT ON COLUMN @extschema@.idempotency_key.request_hash IS
 	'fingerprint of the first request';
+COMMENT ON COLUMN @extschema@.idempotency_key.attempt IS
+	'counts executions; the fencing token';
+COMMENT ON COLUMN @extschema@.idempotency_key.created_at IS
+	'when the key was first claimed';
+COMMENT ON COLUMN @extschema@.idempotency_key.expires_at IS
+	'when the key is forgotten';
+COMMENT ON COLUMN @extschema@.idempotency_key.state IS
+	'in_progress, completed or failed';
 COMMENT ON COLUMN @extschema@.idempotency_key.lease_until IS
 	'while in_progress: when the claim may be taken over';
 COMMENT ON COLUMN @extschema@.idempotency_key.step IS
@@ -63,12 +67,8 @@ COMMENT ON COLUMN @extschema@.idempotency_key.body IS
 	'stored result: bytes';
 COMMENT ON COLUMN @extschema@.idempotency_key.result_dropped IS
 	'the result is not stored, though the key is finished';
-COMMENT ON COLUMN @extschema@.idempotency_key.created_at IS
-	'when the key was first claimed';
 COMMENT ON COLUMN @extschema@.idempotency_key.finished_at IS
 	'when the key was finished';
-COMMENT ON COLUMN @extschema@.idempotency_key.expires_at IS
-	'when the key is forgotten';
 
 -- The same definition is in src/admin.c, for further stores.
 CREATE TABLE @extschema@.idempotency_keys OF @extschema@.idempotency_key (

@@ -30,24 +30,28 @@
 #include "utils/jsonb.h"
 #include "utils/relcache.h"
 
-/* Columns of type idempotency_key, the row of every store */
+/*
+ * Columns of type idempotency_key, the row of every store.  Those that
+ * idem_finish leaves alone come first: WAL of an update leaves out what the
+ * old and the new version begin with.
+ */
 #define Anum_key_key			1
 #define Anum_key_tenant			2
 #define Anum_key_route			3
-#define Anum_key_state			4
+#define Anum_key_request_hash	4
 #define Anum_key_attempt		5
-#define Anum_key_request_hash	6
-#define Anum_key_lease_until	7
-#define Anum_key_step			8
-#define Anum_key_step_data		9
-#define Anum_key_status			10
-#define Anum_key_headers		11
-#define Anum_key_response		12
-#define Anum_key_body			13
-#define Anum_key_result_dropped 14
-#define Anum_key_created_at		15
-#define Anum_key_finished_at	16
-#define Anum_key_expires_at		17
+#define Anum_key_created_at		6
+#define Anum_key_expires_at		7
+#define Anum_key_state			8
+#define Anum_key_lease_until	9
+#define Anum_key_step			10
+#define Anum_key_step_data		11
+#define Anum_key_status			12
+#define Anum_key_headers		13
+#define Anum_key_response		14
+#define Anum_key_body			15
+#define Anum_key_result_dropped	16
+#define Anum_key_finished_at	17
 #define Natts_key				17
 
 /* Columns of type idem_claim, the answer of idem_begin */

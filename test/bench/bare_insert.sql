@@ -1,0 +1,2 @@
+\set r random(1, 9000000000000000000)
+INSERT INTO bare (key, tenant, route, state, attempt, request_hash, status, response, result_dropped, created_at, finished_at, expires_at) VALUES (:r::text, '', 'POST /charges', 'completed', 1, '\x0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef', 201, '{"id": "ch_1", "status": "succeeded"}', false, clock_timestamp(), clock_timestamp(), clock_timestamp() + interval '24 hours');

@@ -1,0 +1,1 @@
+SELECT * FROM idem_begin('held', 'POST /charges', NULL);

@@ -1,0 +1,6 @@
+\set r random(1, 9000000000000000000)
+BEGIN;
+SELECT proceed FROM idem_begin(:r::text, 'POST /charges', '\x0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef');
+INSERT INTO charges (key, amount) VALUES (:r::text, 999);
+SELECT idem_finish(:r::text, '{"id": "ch_1", "status": "succeeded"}', 201, route => 'POST /charges');
+COMMIT;
