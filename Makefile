@@ -10,6 +10,7 @@ OBJS = \
 	src/catalog.o \
 	src/claim.o \
 	src/expire.o \
+	src/finish.o \
 	src/hash.o \
 	src/http.o \
 	src/launcher.o \
@@ -21,7 +22,7 @@ EXTENSION = pg_idem
 DATA = $(wildcard sql/pg_idem--*.sql)
 PGFILEDESC = "pg_idem - idempotency keys inside the caller's transaction"
 
-REGRESS = setup
+REGRESS = setup begin finish input utf8 hash store expire
 REGRESS_OPTS = --temp-instance=./tmp_check --temp-config=test/pg_idem.conf
 ISOLATION =
 ISOLATION_OPTS = --temp-instance=./tmp_check_iso \

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * claim.c
- *	  The state machine of a key: idem_begin, idem_finish, idem_lookup.
+ *	  Claiming a key: idem_begin, and idem_lookup, which only reads it.
  *
  * idem_begin looks at the key (store.c), decides (decide(), which is a pure
  * function of the request, the row seen and the time), acts on the decision
@@ -40,7 +40,6 @@
 #include "utils/typcache.h"
 
 PG_FUNCTION_INFO_V1(idem_begin);
-PG_FUNCTION_INFO_V1(idem_finish);
 PG_FUNCTION_INFO_V1(idem_lookup);
 
 /*
@@ -120,18 +119,6 @@ typedef struct Answer
  * ----------------------------------------------------------------
  */
 
-static inline IdemState
-row_state(TupleTableSlot *row)
-{
-	return idem_state_from_datum(idem_row_datum(row, Anum_key_state));
-}
-
-static inline int32
-row_attempt(TupleTableSlot *row)
-{
-	return DatumGetInt32(idem_row_datum(row, Anum_key_attempt));
-}
-
 /* Is a timestamp column at or before now?  NULL never is. */
 static inline bool
 row_time_is_over(TupleTableSlot *row, AttrNumber attno, TimestampTz now)
@@ -144,22 +131,8 @@ row_time_is_over(TupleTableSlot *row, AttrNumber attno, TimestampTz now)
 static inline bool
 row_is_gone(TupleTableSlot *row, TimestampTz now)
 {
-	return row_state(row) != IDEM_IN_PROGRESS &&
+	return idem_row_state(row) != IDEM_IN_PROGRESS &&
 		row_time_is_over(row, Anum_key_expires_at, now);
-}
-
-static inline void
-set_column(TupleTableSlot *row, AttrNumber attno, Datum value)
-{
-	row->tts_values[attno - 1] = value;
-	row->tts_isnull[attno - 1] = false;
-}
-
-static inline void
-set_column_or_null(TupleTableSlot *row, AttrNumber attno, const void *value)
-{
-	row->tts_values[attno - 1] = PointerGetDatum(value);
-	row->tts_isnull[attno - 1] = (value == NULL);
 }
 
 /*
@@ -235,7 +208,7 @@ decide_in_progress(Answer *ans, TupleTableSlot *row, TimestampTz now)
 	}
 
 	if (idem_on_lost_lease == IDEM_LOST_HOLD ||
-		row_attempt(row) >= idem_max_attempts)
+		idem_row_attempt(row) >= idem_max_attempts)
 		return answer(ans, OUTCOME_UNKNOWN, 409);
 	return take_over(ans);
 }
@@ -309,7 +282,7 @@ decide(const Request *req, IdemSighting seen, TupleTableSlot *row,
 		return answer(ans, OUTCOME_MISMATCH, 422);
 
 	ans->tell_row = true;
-	switch (row_state(row))
+	switch (idem_row_state(row))
 	{
 		case IDEM_COMPLETED:
 			return replay(ans, row);
@@ -323,7 +296,7 @@ decide(const Request *req, IdemSighting seen, TupleTableSlot *row,
 		case IDEM_FAILED:
 			/* within one transaction a second run would be no new attempt */
 			if (seen == IDEM_SEEN_OURS ||
-				row_attempt(row) >= idem_max_attempts)
+				idem_row_attempt(row) >= idem_max_attempts)
 				return replay(ans, row);
 			return take_over(ans);
 	}
@@ -341,17 +314,17 @@ new_claim(IdemStore *store, const Request *req)
 {
 	TupleTableSlot *next = idem_store_new_version(store, false);
 
-	set_column_or_null(next, Anum_key_key, req->key.key);
-	set_column_or_null(next, Anum_key_tenant, req->key.tenant);
-	set_column_or_null(next, Anum_key_route, req->key.route);
-	set_column(next, Anum_key_state, idem_state_to_datum(IDEM_IN_PROGRESS));
-	set_column(next, Anum_key_attempt, Int32GetDatum(1));
-	set_column_or_null(next, Anum_key_request_hash, req->hash);
-	set_column(next, Anum_key_lease_until,
+	idem_set_column_or_null(next, Anum_key_key, req->key.key);
+	idem_set_column_or_null(next, Anum_key_tenant, req->key.tenant);
+	idem_set_column_or_null(next, Anum_key_route, req->key.route);
+	idem_set_column(next, Anum_key_state, idem_state_to_datum(IDEM_IN_PROGRESS));
+	idem_set_column(next, Anum_key_attempt, Int32GetDatum(1));
+	idem_set_column_or_null(next, Anum_key_request_hash, req->hash);
+	idem_set_column(next, Anum_key_lease_until,
 			   TimestampTzGetDatum(req->lease_until));
-	set_column(next, Anum_key_result_dropped, BoolGetDatum(false));
-	set_column(next, Anum_key_created_at, TimestampTzGetDatum(req->now));
-	set_column(next, Anum_key_expires_at,
+	idem_set_column(next, Anum_key_result_dropped, BoolGetDatum(false));
+	idem_set_column(next, Anum_key_created_at, TimestampTzGetDatum(req->now));
+	idem_set_column(next, Anum_key_expires_at,
 			   TimestampTzGetDatum(req->expires_at));
 }
 
@@ -361,16 +334,16 @@ next_attempt(IdemStore *store, const Request *req)
 {
 	TupleTableSlot *next = idem_store_new_version(store, true);
 
-	set_column(next, Anum_key_state, idem_state_to_datum(IDEM_IN_PROGRESS));
-	set_column(next, Anum_key_attempt,
-			   Int32GetDatum(row_attempt(store->row) + 1));
-	set_column(next, Anum_key_lease_until,
+	idem_set_column(next, Anum_key_state, idem_state_to_datum(IDEM_IN_PROGRESS));
+	idem_set_column(next, Anum_key_attempt,
+			   Int32GetDatum(idem_row_attempt(store->row) + 1));
+	idem_set_column(next, Anum_key_lease_until,
 			   TimestampTzGetDatum(req->lease_until));
 	next->tts_isnull[Anum_key_status - 1] = true;
 	next->tts_isnull[Anum_key_headers - 1] = true;
 	next->tts_isnull[Anum_key_response - 1] = true;
 	next->tts_isnull[Anum_key_body - 1] = true;
-	set_column(next, Anum_key_result_dropped, BoolGetDatum(false));
+	idem_set_column(next, Anum_key_result_dropped, BoolGetDatum(false));
 	next->tts_isnull[Anum_key_finished_at - 1] = true;
 }
 
@@ -585,262 +558,6 @@ idem_begin(PG_FUNCTION_ARGS)
 	result = claim(&store, &req, &wait);
 	idem_store_close(&store);
 	PG_RETURN_DATUM(result);
-}
-
-/* ----------------------------------------------------------------
- *		idem_finish
- * ----------------------------------------------------------------
- */
-
-static char *
-describe_key(const IdemKey *key)
-{
-	return text_to_cstring(key->key);
-}
-
-/* The fence: the caller's attempt, if given, must be the row's. */
-static void
-check_attempt(IdemStore *store, const IdemKey *key, bool has_attempt,
-			  int32 attempt)
-{
-	int32		current = row_attempt(store->row);
-
-	if (has_attempt)
-	{
-		if (attempt == current)
-			return;
-		ereport(ERROR,
-				(errcode(ERRCODE_IDEM_STALE_CLAIM),
-				 errmsg("claim on idempotency key \"%s\" is stale",
-						describe_key(key)),
-				 errdetail("The caller has attempt %d; the current attempt is %d.",
-						   attempt, current)));
-	}
-
-	if (row_state(store->row) == IDEM_IN_PROGRESS &&
-		!idem_store_row_is_ours(store))
-		ereport(ERROR,
-				(errcode(ERRCODE_IDEM_STALE_CLAIM),
-				 errmsg("claim on idempotency key \"%s\" was not made by this transaction",
-						describe_key(key)),
-				 errhint("Pass the attempt that idem_begin() returned.")));
-}
-
-/* A finished key is immutable, whoever asks. */
-static void
-check_unfinished(IdemStore *store, const IdemKey *key)
-{
-	if (row_state(store->row) != IDEM_IN_PROGRESS)
-		ereport(ERROR,
-				(errcode(ERRCODE_IDEM_ALREADY_FINISHED),
-				 errmsg("idempotency key \"%s\" is already finished",
-						describe_key(key))));
-}
-
-/*
- * Find the claim of a key: the one in progress, or else the one finished
- * row; it is in store->row.  The snapshot is a fresh one, so that a claim
- * committed after the caller's is found too, under every isolation level.
- */
-static void
-find_claim(IdemStore *store, const IdemKey *key)
-{
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	int			unfinished = 0;
-	int			finished = 0;
-	bool		kept_finished = false;
-
-	idem_store_scan(store, key, snapshot);
-	while (idem_store_scan_next(store))
-	{
-		bool		in_progress = row_state(store->row) == IDEM_IN_PROGRESS;
-
-		if (in_progress)
-			unfinished++;
-		else
-			finished++;
-
-		/* keep the first of its kind; one in progress beats a finished one */
-		if (in_progress ? unfinished == 1 : unfinished + finished == 1)
-		{
-			idem_store_scan_keep(store);
-			kept_finished = !in_progress;
-		}
-	}
-	idem_store_scan_end(store);
-	if (unfinished + finished > 0)
-		idem_store_scan_keep(store);	/* swap it back */
-	UnregisterSnapshot(snapshot);
-
-	if (unfinished + finished == 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_IDEM_NO_CLAIM),
-				 errmsg("there is no claim on idempotency key \"%s\"",
-						describe_key(key)),
-				 errhint("Call idem_begin() first, with the same tenant and store.")));
-	if (unfinished > 1 || (kept_finished && finished > 1))
-		ereport(ERROR,
-				(errcode(ERRCODE_CARDINALITY_VIOLATION),
-				 errmsg("idempotency key \"%s\" has claims under several routes",
-						describe_key(key)),
-				 errhint("Pass the route.")));
-}
-
-/*
- * Find the caller's claim and lock it, so that it can be changed.  Whatever
- * the claim of another transaction said when it was found, the attempt is
- * looked at again once the lock is held.
- */
-static void
-find_and_lock_claim(IdemStore *store, const IdemKey *key, bool has_attempt,
-					int32 attempt)
-{
-	for (;;)
-	{
-		find_claim(store, key);
-		check_attempt(store, key, has_attempt, attempt);
-		check_unfinished(store, key);
-		if (idem_store_row_is_ours(store))
-			return;
-
-		if (idem_store_lock(store, true) == IDEM_LOCKED)
-		{
-			check_attempt(store, key, has_attempt, attempt);
-			check_unfinished(store, key);
-			return;
-		}
-		/* the row is gone: say so, or find its successor */
-		idem_store_forget(store);
-		CHECK_FOR_INTERRUPTS();
-	}
-}
-
-/* What idem_finish stores */
-typedef struct StoredResult
-{
-	int			status;
-	Jsonb	   *headers;
-	Jsonb	   *response;
-	bytea	   *body;
-} StoredResult;
-
-/*
- * When a key that is being finished expires.  Retention counts from the
- * finish.  A claim made in this same transaction was given its time a moment
- * ago and keeps it: then the update changes no indexed column and is HOT.
- */
-static TimestampTz
-retention_end(IdemStore *store, TimestampTz now, const Interval *ttl)
-{
-	TupleTableSlot *row = store->row;
-	TimestampTz created_at =
-		DatumGetTimestampTz(idem_row_datum(row, Anum_key_created_at));
-	TimestampTz expires_at =
-		DatumGetTimestampTz(idem_row_datum(row, Anum_key_expires_at));
-	Interval	span;
-
-	if (ttl != NULL)
-		return idem_time_after(now, ttl, "ttl");
-	if ((idem_store_row_is_ours(store) && row_attempt(row) == 1) ||
-		TIMESTAMP_NOT_FINITE(expires_at))
-		return expires_at;
-
-	memset(&span, 0, sizeof(span));
-	span.time = Max(expires_at - created_at, 1);
-	return idem_time_after(now, &span, "ttl");
-}
-
-/* Store a result that does not fit without its content. */
-static void
-drop_large_result(StoredResult *result, const IdemKey *key)
-{
-	ereport(WARNING,
-			(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-			 errmsg("result for idempotency key \"%s\" is too large to be stored",
-					describe_key(key)),
-			 errdetail("It is larger than pg_idem.max_response_size; replays will say that it has expired.")));
-	result->headers = NULL;
-	result->response = NULL;
-	result->body = NULL;
-}
-
-static void
-finish(IdemStore *store, const IdemKey *key, StoredResult *result,
-	   const Interval *ttl)
-{
-	TimestampTz now = GetCurrentTimestamp();
-	bool		fits = idem_result_fits(result->headers, result->response,
-										result->body);
-	TupleTableSlot *next;
-
-	if (!fits)
-		drop_large_result(result, key);
-
-	next = idem_store_new_version(store, true);
-	set_column(next, Anum_key_state,
-			   idem_state_to_datum(idem_status_is_kept(result->status) ?
-								   IDEM_COMPLETED : IDEM_FAILED));
-	next->tts_isnull[Anum_key_lease_until - 1] = true;
-	set_column(next, Anum_key_status, Int32GetDatum(result->status));
-	set_column_or_null(next, Anum_key_headers, result->headers);
-	set_column_or_null(next, Anum_key_response, result->response);
-	set_column_or_null(next, Anum_key_body, result->body);
-	set_column(next, Anum_key_result_dropped, BoolGetDatum(!fits));
-	set_column(next, Anum_key_finished_at, TimestampTzGetDatum(now));
-	set_column(next, Anum_key_expires_at,
-			   TimestampTzGetDatum(retention_end(store, now, ttl)));
-	idem_store_update(store);
-}
-
-static int
-arg_status(FunctionCallInfo fcinfo, int argno)
-{
-	int			status;
-
-	if (PG_ARGISNULL(argno))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("status must not be null")));
-	status = PG_GETARG_INT32(argno);
-	if (status < 100 || status > 599)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("status must be between 100 and 599")));
-	return status;
-}
-
-/*
- * idem_finish(key, response, status, headers, body, route, tenant, attempt,
- *			   ttl, store) returns void
- */
-Datum
-idem_finish(PG_FUNCTION_ARGS)
-{
-	IdemStore	store;
-	IdemKey		key;
-	StoredResult result;
-	Interval	ttl;
-
-	PreventCommandIfReadOnly("idem_finish()");
-	PreventCommandDuringRecovery("idem_finish()");
-
-	key.key = idem_arg_name(fcinfo, 0, "key");
-	result.response = PG_ARGISNULL(1) ? NULL : PG_GETARG_JSONB_P(1);
-	result.status = arg_status(fcinfo, 2);
-	result.headers = PG_ARGISNULL(3) ? NULL :
-		idem_headers_to_keep(PG_GETARG_JSONB_P(3));
-	result.body = PG_ARGISNULL(4) ? NULL : PG_GETARG_BYTEA_PP(4);
-	key.route = PG_ARGISNULL(5) ? NULL : idem_arg_name(fcinfo, 5, "route");
-	key.tenant = idem_arg_tenant(fcinfo, 6);
-	idem_arg_interval(fcinfo, 8, 0, &ttl);
-
-	idem_store_open(&store, PG_ARGISNULL(9) ? InvalidOid : PG_GETARG_OID(9),
-					RowExclusiveLock);
-	find_and_lock_claim(&store, &key, !PG_ARGISNULL(7),
-						PG_ARGISNULL(7) ? 0 : PG_GETARG_INT32(7));
-	finish(&store, &key, &result, PG_ARGISNULL(8) ? NULL : &ttl);
-	idem_store_close(&store);
-	PG_RETURN_VOID();
 }
 
 /* ----------------------------------------------------------------

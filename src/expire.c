@@ -430,10 +430,8 @@ expire_store(Oid relid, int64 max)
 	while (more && sweep.removed < max)
 	{
 		CHECK_FOR_INTERRUPTS();
-		PushActiveSnapshot(GetLatestSnapshot());
 		more = sweep_batch(&sweep, (int) Min(max - sweep.removed,
 											 idem_expire_batch));
-		PopActiveSnapshot();
 	}
 	report_failures(&sweep);
 	return sweep.removed;

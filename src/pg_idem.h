@@ -5,13 +5,13 @@
  *
  * A call flows one way:
  *
- *		SQL entry (claim.c, expire.c, admin.c)
+ *		SQL entry (claim.c, finish.c, expire.c, admin.c)
  *		  -> policy (policy.c, http.c): what the arguments and settings mean
  *		  -> store (store.c, catalog.c): rows, locks, index entries
  *		  -> answer (claim.c)
  *
- * store.c knows no policy, claim.c touches no buffer, policy.c, http.c and
- * hash.c touch no table.
+ * store.c knows no policy; claim.c and finish.c touch no buffer; policy.c,
+ * http.c and hash.c touch no table.
  *
  * Copyright (c) 2026, pg_idem contributors
  *
@@ -178,6 +178,33 @@ typedef struct IdemStore
 /* a column of the row found, or of the version being built */
 #define idem_row_isnull(slot, attno)	((slot)->tts_isnull[(attno) - 1])
 #define idem_row_datum(slot, attno)		((slot)->tts_values[(attno) - 1])
+
+/* more of the same, for columns that are often needed */
+static inline IdemState
+idem_row_state(TupleTableSlot *row)
+{
+	return idem_state_from_datum(idem_row_datum(row, Anum_key_state));
+}
+
+static inline int32
+idem_row_attempt(TupleTableSlot *row)
+{
+	return DatumGetInt32(idem_row_datum(row, Anum_key_attempt));
+}
+
+static inline void
+idem_set_column(TupleTableSlot *row, AttrNumber attno, Datum value)
+{
+	row->tts_values[attno - 1] = value;
+	row->tts_isnull[attno - 1] = false;
+}
+
+static inline void
+idem_set_column_or_null(TupleTableSlot *row, AttrNumber attno, const void *value)
+{
+	row->tts_values[attno - 1] = PointerGetDatum(value);
+	row->tts_isnull[attno - 1] = (value == NULL);
+}
 
 extern void idem_store_open(IdemStore *store, Oid relid, LOCKMODE lockmode);
 extern void idem_store_close(IdemStore *store);
