@@ -12,8 +12,9 @@
  * LOCKED, so the sweep waits for no claim, and no claim for more than one
  * batch.  The next batch starts behind the last row of the one before, so
  * rows that cannot go are met once a sweep and hold up nothing.  If a batch
- * fails (a business row still refers to a key), its rows are tried one by
- * one; those that fail are reported and left.
+ * fails (a business row still refers to a key), each half is tried on its
+ * own, down to single rows; those that fail are reported and left, and the
+ * launcher comes back to this database ever more rarely.
  *
  * As whom: as the store's owner, under SECURITY_RESTRICTED_OPERATION and
  * with a safe search_path, for a DELETE may fire the owner's triggers, and
@@ -83,7 +84,8 @@ typedef struct Sweep
 	text	   *tenant;
 	text	   *route;
 	int64		removed;
-	int64		failed;
+	int64		failed;			/* rows that could not go */
+	bool		broken_off;		/* by an error */
 } Sweep;
 
 static void
@@ -294,37 +296,40 @@ log_unfinished(SPITupleTable *rows, uint64 first, uint64 last)
 	}
 }
 
-/* Delete the picked rows: all at once or, if one resists, one by one. */
+/*
+ * Delete rows [first, last] of those picked: all at once or, if one resists,
+ * each half on its own.
+ */
 static void
 delete_batch(Sweep *sweep, const char *store_name, SPITupleTable *rows,
-			 uint64 n)
+			 uint64 first, uint64 last)
 {
 	ErrorData  *error = NULL;
-	int64		removed = try_to_delete_rows(store_name, rows, 0, n - 1, &error);
+	int64		removed = try_to_delete_rows(store_name, rows, first, last,
+											 &error);
 
+	CHECK_FOR_INTERRUPTS();
 	if (removed >= 0)
 	{
 		sweep->removed += removed;
-		log_unfinished(rows, 0, n - 1);
-		return;
+		log_unfinished(rows, first, last);
 	}
-
-	for (uint64 i = 0; i < n; i++)
+	else if (first < last)
 	{
-		CHECK_FOR_INTERRUPTS();
-		removed = try_to_delete_rows(store_name, rows, i, i, &error);
-		if (removed >= 0)
-		{
-			sweep->removed += removed;
-			log_unfinished(rows, i, i);
-			continue;
-		}
+		uint64		middle = first + (last - first) / 2;
+
+		FreeErrorData(error);
+		delete_batch(sweep, store_name, rows, first, middle);
+		delete_batch(sweep, store_name, rows, middle + 1, last);
+	}
+	else
+	{
 		/* once a sweep in detail; the sum is reported at its end */
 		if (sweep->failed++ == 0)
 			ereport(LOG,
 					(errcode(error->sqlerrcode),
 					 errmsg("could not remove expired idempotency key \"%s\" from %s: %s",
-							picked_text(rows, i, PICK_KEY), store_name,
+							picked_text(rows, first, PICK_KEY), store_name,
 							error->message)));
 		FreeErrorData(error);
 	}
@@ -392,7 +397,7 @@ sweep_batch(Sweep *sweep, int size)
 	if (n > 0)
 	{
 		advance(sweep, rows, n - 1);
-		delete_batch(sweep, store_name, rows, n);
+		delete_batch(sweep, store_name, rows, 0, n - 1);
 	}
 
 	SPI_finish();
@@ -498,14 +503,13 @@ end_step(void)
 }
 
 /*
- * The stores of this database, allocated in the caller's context.  Tells the
- * launcher whether there is the extension at all.
+ * The stores of this database, allocated in the caller's context.  Returns
+ * false if there is not the extension at all.
  */
-static List *
-find_stores(void)
+static bool
+find_stores(List **stores)
 {
 	MemoryContext context = CurrentMemoryContext;
-	List	   *stores = NIL;
 	bool		exists;
 
 	begin_step("looking for extension pg_idem");
@@ -515,12 +519,11 @@ find_stores(void)
 		List	   *found = idem_stores();
 
 		MemoryContextSwitchTo(context);
-		stores = list_copy(found);
+		*stores = list_copy(found);
 	}
 	end_step();
 	MemoryContextSwitchTo(context);
-	idem_launcher_report(exists);
-	return stores;
+	return exists;
 }
 
 /*
@@ -565,6 +568,7 @@ worker_sweep(Sweep *sweep)
 	PG_CATCH();
 	{
 		MemoryContextSwitchTo(context);
+		sweep->broken_off = true;
 		EmitErrorReport();
 		FlushErrorState();
 		AbortCurrentTransaction();
@@ -575,30 +579,56 @@ worker_sweep(Sweep *sweep)
 }
 
 /*
+ * Settings of the database or the server that must not reach a sweep.  It
+ * waits for no standby: nobody was told that the keys are gone, and a dead
+ * standby must not hold up a shutdown.
+ */
+static void
+override_settings(void)
+{
+	SetConfigOption("default_transaction_isolation", "read committed",
+					PGC_SUSET, PGC_S_OVERRIDE);
+	SetConfigOption("default_transaction_read_only", "off",
+					PGC_SUSET, PGC_S_OVERRIDE);
+	if (synchronous_commit > SYNCHRONOUS_COMMIT_LOCAL_FLUSH)
+		SetConfigOption("synchronous_commit", "local",
+						PGC_SUSET, PGC_S_OVERRIDE);
+}
+
+/*
  * Entry point of the short-lived worker: sweep the stores of one database,
- * then end.  SIGTERM ends it wherever it is (die, the default).
+ * tell the launcher, end.  SIGTERM ends it wherever it is (die, the default).
  */
 void
 idem_expire_main(Datum arg)
 {
-	MemoryContext context;
-	List	   *stores;
+	List	   *stores = NIL;
 	ListCell   *lc;
+	bool		trouble = false;
 
 	BackgroundWorkerUnblockSignals();
 	BackgroundWorkerInitializeConnectionByOid(DatumGetObjectId(arg),
 											  InvalidOid, 0);
-	context = AllocSetContextCreate(TopMemoryContext, "pg_idem sweep",
-									ALLOCSET_DEFAULT_SIZES);
-	MemoryContextSwitchTo(context);
+	override_settings();
+	MemoryContextSwitchTo(AllocSetContextCreate(TopMemoryContext,
+												"pg_idem sweep",
+												ALLOCSET_DEFAULT_SIZES));
 
-	stores = find_stores();
+	if (!find_stores(&stores))
+	{
+		idem_launcher_report(IDEM_REPORT_ABSENT);
+		proc_exit(0);
+	}
+
 	foreach(lc, stores)
 	{
 		Sweep		sweep;
 
 		sweep_start(&sweep, lfirst_oid(lc), false);
 		worker_sweep(&sweep);
+		if (sweep.broken_off || sweep.failed > 0)
+			trouble = true;
 	}
+	idem_launcher_report(trouble ? IDEM_REPORT_TROUBLE : IDEM_REPORT_SWEPT);
 	proc_exit(0);
 }

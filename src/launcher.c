@@ -5,14 +5,15 @@
  *
  * One static background worker, connected to the shared catalogs only.  It
  * keeps a list of the connectable databases and, for each that is due, starts
- * a short-lived worker (expire.c), one at a time.  That worker says whether
- * the extension is there:
+ * a short-lived worker (expire.c), one at a time.  That worker says what the
+ * sweep came to:
  *
- *		there		due again after pg_idem.expire_naptime
- *		absent		due again after twice as long as the last time, up to an
- *					hour; CREATE EXTENSION makes the database due at once
- *		failed		as for absent, so that a database that cannot be swept
- *					fills no log
+ *		swept		due again after pg_idem.expire_naptime
+ *		absent		(no extension) due again after twice as long as the last
+ *					time, up to an hour; CREATE EXTENSION makes the database
+ *					due at once
+ *		trouble		as for absent, so that a key which cannot be removed, or
+ *					a database which cannot be entered, fills no log
  *
  * so a cluster of a thousand databases that do not use pg_idem pays for one
  * look at pg_database every naptime.
@@ -65,15 +66,8 @@
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
-/* Longest time between two looks at a database without the extension */
-#define MAX_ABSENT_SECS		3600
-
-typedef enum SweepReport
-{
-	REPORT_NONE,				/* the worker failed, or never ran */
-	REPORT_ABSENT,				/* no extension in that database */
-	REPORT_SWEPT
-} SweepReport;
+/* Longest time between two looks at a database with nothing to sweep */
+#define MAX_BACKOFF_SECS		3600
 
 typedef struct LauncherShared
 {
@@ -81,7 +75,7 @@ typedef struct LauncherShared
 	Latch	   *latch;
 	Oid			wake_database;
 	bool		wake_all;
-	SweepReport report;
+	IdemReport	report;
 } LauncherShared;
 
 static LauncherShared *shared = NULL;
@@ -91,7 +85,7 @@ typedef struct DatabaseState
 {
 	Oid			oid;			/* hash key */
 	TimestampTz due;
-	int			absent_secs;	/* 0 while the extension is there */
+	int			backoff_secs;	/* 0 while sweeps go well */
 	bool		seen;			/* in pg_database at the last look? */
 } DatabaseState;
 
@@ -176,14 +170,14 @@ notice_create_extension(ObjectAccessType access, Oid classId, Oid objectId,
  * ----------------------------------------------------------------
  */
 
-/* Tell the launcher what was found in this database. */
+/* Tell the launcher what the sweep of this database came to. */
 void
-idem_launcher_report(bool extension_exists)
+idem_launcher_report(IdemReport report)
 {
 	if (shared == NULL)
 		return;
 	SpinLockAcquire(&shared->mutex);
-	shared->report = extension_exists ? REPORT_SWEPT : REPORT_ABSENT;
+	shared->report = report;
 	SpinLockRelease(&shared->mutex);
 }
 
@@ -234,7 +228,7 @@ note_database(Form_pg_database db, TimestampTz now)
 	if (!found)
 	{
 		state->due = now;
-		state->absent_secs = 0;
+		state->backoff_secs = 0;
 	}
 	state->seen = true;
 }
@@ -297,7 +291,7 @@ take_wake_ups(void)
 		if (all || state->oid == database)
 		{
 			state->due = now;
-			state->absent_secs = 0;
+			state->backoff_secs = 0;
 		}
 	}
 }
@@ -350,12 +344,12 @@ sweep_database(DatabaseState *state)
 {
 	static bool complained = false;
 	BackgroundWorkerHandle *handle;
-	SweepReport report;
+	IdemReport	report;
 	pid_t		pid;
 	BgwHandleStatus status;
 
 	SpinLockAcquire(&shared->mutex);
-	shared->report = REPORT_NONE;
+	shared->report = IDEM_REPORT_TROUBLE;	/* unless told otherwise */
 	SpinLockRelease(&shared->mutex);
 
 	if (!start_sweep(state->oid, &handle))
@@ -390,13 +384,13 @@ sweep_database(DatabaseState *state)
 	report = shared->report;
 	SpinLockRelease(&shared->mutex);
 
-	if (report == REPORT_SWEPT)
-		state->absent_secs = 0;
+	if (report == IDEM_REPORT_SWEPT)
+		state->backoff_secs = 0;
 	else
-		state->absent_secs = Max(idem_expire_naptime,
-								 Min(state->absent_secs * 2, MAX_ABSENT_SECS));
+		state->backoff_secs = Max(idem_expire_naptime,
+								 Min(state->backoff_secs * 2, MAX_BACKOFF_SECS));
 	state->due = GetCurrentTimestamp() +
-		Max(state->absent_secs, idem_expire_naptime) * USECS_PER_SEC;
+		Max(state->backoff_secs, idem_expire_naptime) * USECS_PER_SEC;
 }
 
 /* Sweep every database that is due, one after the other. */

@@ -246,8 +246,16 @@ extern bool idem_check_replay_headers(char **newval, void **extra,
 
 /* ---------------- launcher.c: the background launcher ---------------- */
 
+/* What a sweep of a database came to */
+typedef enum IdemReport
+{
+	IDEM_REPORT_TROUBLE,		/* something could not be swept */
+	IDEM_REPORT_ABSENT,			/* the extension is not there */
+	IDEM_REPORT_SWEPT
+} IdemReport;
+
 extern void idem_launcher_init(void);
-extern void idem_launcher_report(bool extension_exists);
+extern void idem_launcher_report(IdemReport report);
 extern bool idem_database_is_wanted(void);
 extern PGDLLEXPORT void idem_launcher_main(Datum arg);
 
