@@ -7,6 +7,7 @@
 MODULE_big = pg_idem
 OBJS = \
 	src/admin.o \
+	src/call.o \
 	src/catalog.o \
 	src/claim.o \
 	src/expire.o \
@@ -14,8 +15,10 @@ OBJS = \
 	src/hash.o \
 	src/http.o \
 	src/launcher.o \
+	src/lease.o \
 	src/pg_idem.o \
 	src/policy.o \
+	src/routes.o \
 	src/store.o
 
 EXTENSION = pg_idem

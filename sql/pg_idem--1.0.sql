@@ -85,13 +85,100 @@ CREATE INDEX ON @extschema@.idempotency_keys (expires_at);
 COMMENT ON TABLE @extschema@.idempotency_keys IS
 	'the default store of idempotency keys';
 
--- keys survive pg_dump
+--
+-- Policies of routes
+--
+
+CREATE TABLE @extschema@.idem_routes (
+	route			pg_catalog.text COLLATE pg_catalog."C" PRIMARY KEY,
+	ttl				pg_catalog.interval,
+	lease			pg_catalog.interval,
+	wait			pg_catalog.interval,
+	max_attempts	pg_catalog.int4,
+	on_lost_lease	pg_catalog.text,
+	keep			pg_catalog.text,
+	response_ttl	pg_catalog.interval,
+	retry_ratio		pg_catalog.float8,
+	retry_min_per_second	pg_catalog.float8,
+	CONSTRAINT idem_routes_route_check CHECK (
+		pg_catalog.octet_length(route) OPERATOR(pg_catalog.>=) 1
+		AND pg_catalog.octet_length(route) OPERATOR(pg_catalog.<=) 255),
+	CONSTRAINT idem_routes_ttl_check CHECK (
+		ttl OPERATOR(pg_catalog.>) '0'::pg_catalog.interval),
+	CONSTRAINT idem_routes_lease_check CHECK (
+		lease OPERATOR(pg_catalog.>) '0'::pg_catalog.interval),
+	CONSTRAINT idem_routes_wait_check CHECK (
+		wait OPERATOR(pg_catalog.>=) '0'::pg_catalog.interval),
+	CONSTRAINT idem_routes_max_attempts_check CHECK (
+		max_attempts OPERATOR(pg_catalog.>=) 1),
+	CONSTRAINT idem_routes_on_lost_lease_check CHECK (
+		on_lost_lease OPERATOR(pg_catalog.=) 'resume'
+		OR on_lost_lease OPERATOR(pg_catalog.=) 'hold'),
+	CONSTRAINT idem_routes_keep_check CHECK (
+		keep OPERATOR(pg_catalog.=) 'all'
+		OR keep OPERATOR(pg_catalog.=) 'final'
+		OR keep OPERATOR(pg_catalog.=) 'success'),
+	CONSTRAINT idem_routes_response_ttl_check CHECK (
+		response_ttl OPERATOR(pg_catalog.>) '0'::pg_catalog.interval),
+	CONSTRAINT idem_routes_retry_ratio_check CHECK (
+		retry_ratio OPERATOR(pg_catalog.>=) 0),
+	CONSTRAINT idem_routes_retry_min_per_second_check CHECK (
+		retry_min_per_second OPERATOR(pg_catalog.>=) 0)
+);
+
+COMMENT ON TABLE @extschema@.idem_routes IS
+	'policies of single routes; NULL is the setting of the same name';
+COMMENT ON COLUMN @extschema@.idem_routes.route IS
+	'the route that the row is for';
+COMMENT ON COLUMN @extschema@.idem_routes.ttl IS
+	'how long a key is remembered';
+COMMENT ON COLUMN @extschema@.idem_routes.lease IS
+	'how long a committed claim is left to its owner';
+COMMENT ON COLUMN @extschema@.idem_routes.wait IS
+	'how long idem_begin waits for another request at the same key';
+COMMENT ON COLUMN @extschema@.idem_routes.max_attempts IS
+	'how many times a key may be executed';
+COMMENT ON COLUMN @extschema@.idem_routes.on_lost_lease IS
+	'what becomes of a claim whose lease is over: resume or hold';
+COMMENT ON COLUMN @extschema@.idem_routes.keep IS
+	'which results are final: final, success or all';
+COMMENT ON COLUMN @extschema@.idem_routes.response_ttl IS
+	'how long a result is kept, if not as long as its key';
+COMMENT ON COLUMN @extschema@.idem_routes.retry_ratio IS
+	'retry budget: retries allowed per request';
+COMMENT ON COLUMN @extschema@.idem_routes.retry_min_per_second IS
+	'retry budget: retries allowed per second in any case';
+
+CREATE FUNCTION @extschema@.idem_routes_changed()
+RETURNS trigger
+AS 'MODULE_PATHNAME', 'idem_routes_changed'
+LANGUAGE C;
+
+COMMENT ON FUNCTION @extschema@.idem_routes_changed() IS
+	'trigger of idem_routes: lets all backends know of a change';
+
+CREATE TRIGGER idem_routes_changed
+	AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON @extschema@.idem_routes
+	FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.idem_routes_changed();
+
+-- also while changes are replicated
+ALTER TABLE @extschema@.idem_routes
+	ENABLE ALWAYS TRIGGER idem_routes_changed;
+
+-- keys and policies survive pg_dump
 SELECT pg_catalog.pg_extension_config_dump(c.oid, '')
 FROM pg_catalog.pg_extension e
 JOIN pg_catalog.pg_class c
 	ON c.relnamespace OPERATOR(pg_catalog.=) e.extnamespace
 WHERE e.extname OPERATOR(pg_catalog.=) 'pg_idem'
 	AND c.relname OPERATOR(pg_catalog.=) 'idempotency_keys';
+
+SELECT pg_catalog.pg_extension_config_dump(c.oid, '')
+FROM pg_catalog.pg_extension e
+JOIN pg_catalog.pg_class c
+	ON c.relnamespace OPERATOR(pg_catalog.=) e.extnamespace
+WHERE e.extname OPERATOR(pg_catalog.=) 'pg_idem'
+	AND c.relname OPERATOR(pg_catalog.=) 'idem_routes';
 
 CREATE TYPE @extschema@.idem_claim AS (
 	proceed			pg_catalog.bool,
@@ -160,6 +247,93 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION @extschema@.idem_lookup(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.regclass) IS
 	'read a key without claiming it; NULL if there is none';
+
+--
+-- Claims that outlive their transaction
+--
+
+CREATE FUNCTION @extschema@.idem_checkpoint(
+	key				pg_catalog.text,
+	step			pg_catalog.text,
+	data			pg_catalog.jsonb DEFAULT NULL,
+	lease			pg_catalog.interval DEFAULT NULL,
+	route			pg_catalog.text DEFAULT NULL,
+	tenant			pg_catalog.text DEFAULT NULL,
+	attempt			pg_catalog.int4 DEFAULT NULL,
+	store			pg_catalog.regclass DEFAULT NULL)
+RETURNS pg_catalog.timestamptz
+AS 'MODULE_PATHNAME', 'idem_checkpoint'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_checkpoint(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.interval, pg_catalog.text, pg_catalog.text, pg_catalog.int4, pg_catalog.regclass) IS
+	'record how far the work of a claim has come and renew its lease; returns when that ends';
+
+CREATE FUNCTION @extschema@.idem_release(
+	key				pg_catalog.text,
+	route			pg_catalog.text DEFAULT NULL,
+	tenant			pg_catalog.text DEFAULT NULL,
+	attempt			pg_catalog.int4 DEFAULT NULL,
+	store			pg_catalog.regclass DEFAULT NULL)
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME', 'idem_release'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_release(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.int4, pg_catalog.regclass) IS
+	'give a claim up: the next request resumes it at once';
+
+CREATE FUNCTION @extschema@.idem_resume(
+	max				pg_catalog.int4 DEFAULT 1,
+	route			pg_catalog.text DEFAULT NULL,
+	lease			pg_catalog.interval DEFAULT NULL,
+	held			pg_catalog.bool DEFAULT false,
+	tenant			pg_catalog.text DEFAULT NULL,
+	store			pg_catalog.regclass DEFAULT NULL)
+RETURNS SETOF @extschema@.idempotency_key
+AS 'MODULE_PATHNAME', 'idem_resume'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_resume(pg_catalog.int4, pg_catalog.text, pg_catalog.interval, pg_catalog.bool, pg_catalog.text, pg_catalog.regclass) IS
+	'take over claims whose lease is over, max at the most, each for one caller';
+
+CREATE FUNCTION @extschema@.idem_child_key(
+	key				pg_catalog.text,
+	step			pg_catalog.text,
+	route			pg_catalog.text,
+	tenant			pg_catalog.text DEFAULT NULL)
+RETURNS pg_catalog.uuid
+AS 'MODULE_PATHNAME', 'idem_child_key'
+LANGUAGE C STABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_child_key(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text) IS
+	'idempotency key for a call downstream, the same on every attempt';
+
+CREATE FUNCTION @extschema@.idem_call(
+	key				pg_catalog.text,
+	route			pg_catalog.text,
+	request			pg_catalog.jsonb,
+	work			pg_catalog.regprocedure,
+	tenant			pg_catalog.text DEFAULT NULL,
+	wait			pg_catalog.interval DEFAULT NULL,
+	ttl				pg_catalog.interval DEFAULT NULL,
+	lease			pg_catalog.interval DEFAULT NULL,
+	first_sent		pg_catalog.timestamptz DEFAULT NULL,
+	store			pg_catalog.regclass DEFAULT NULL)
+RETURNS @extschema@.idem_claim
+AS 'MODULE_PATHNAME', 'idem_call'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_call(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.regprocedure, pg_catalog.text, pg_catalog.interval, pg_catalog.interval, pg_catalog.interval, pg_catalog.timestamptz, pg_catalog.regclass) IS
+	'claim a key, call work(request) and store what it returns, in one call';
+
+CREATE VIEW @extschema@.idem_unfinished AS
+SELECT key, tenant, route, attempt, request_hash, created_at, lease_until,
+	step, step_data, expires_at
+FROM @extschema@.idempotency_keys
+WHERE state OPERATOR(pg_catalog.=) 'in_progress'
+	AND lease_until OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp();
+
+COMMENT ON VIEW @extschema@.idem_unfinished IS
+	'claims in the default store whose lease is over';
 
 --
 -- Fingerprints
@@ -233,6 +407,12 @@ REVOKE ALL ON FUNCTION
 	@extschema@.idem_begin(pg_catalog.text, pg_catalog.text, pg_catalog.bytea, pg_catalog.text, pg_catalog.interval, pg_catalog.interval, pg_catalog.interval, pg_catalog.timestamptz, pg_catalog.regclass),
 	@extschema@.idem_finish(pg_catalog.text, pg_catalog.jsonb, pg_catalog.int4, pg_catalog.jsonb, pg_catalog.bytea, pg_catalog.text, pg_catalog.text, pg_catalog.int4, pg_catalog.interval, pg_catalog.regclass),
 	@extschema@.idem_lookup(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.regclass),
+	@extschema@.idem_routes_changed(),
+	@extschema@.idem_checkpoint(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.interval, pg_catalog.text, pg_catalog.text, pg_catalog.int4, pg_catalog.regclass),
+	@extschema@.idem_release(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.int4, pg_catalog.regclass),
+	@extschema@.idem_resume(pg_catalog.int4, pg_catalog.text, pg_catalog.interval, pg_catalog.bool, pg_catalog.text, pg_catalog.regclass),
+	@extschema@.idem_child_key(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text),
+	@extschema@.idem_call(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.regprocedure, pg_catalog.text, pg_catalog.interval, pg_catalog.interval, pg_catalog.interval, pg_catalog.timestamptz, pg_catalog.regclass),
 	@extschema@.idem_expire(pg_catalog.int4),
 	@extschema@.idem_create_table(pg_catalog.text),
 	@extschema@.idem_grant(pg_catalog.regrole),
@@ -245,4 +425,8 @@ REVOKE ALL ON TYPE
 	@extschema@.idem_claim
 FROM PUBLIC;
 
-REVOKE ALL ON TABLE @extschema@.idempotency_keys FROM PUBLIC;
+REVOKE ALL ON TABLE
+	@extschema@.idempotency_keys,
+	@extschema@.idem_routes,
+	@extschema@.idem_unfinished
+FROM PUBLIC;

@@ -42,7 +42,8 @@ PG_FUNCTION_INFO_V1(idem_revoke);
 
 /* What an application calls; PUBLIC may call the pure helpers anyway */
 static const char *const application_functions[] = {
-	"idem_begin", "idem_finish", "idem_lookup"
+	"idem_begin", "idem_call", "idem_checkpoint", "idem_child_key",
+	"idem_finish", "idem_lookup", "idem_release", "idem_resume"
 };
 
 static const char *const application_types[] = {

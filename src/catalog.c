@@ -13,7 +13,8 @@
  *	- one of the types is changed or dropped (TYPEOID callback; the hash
  *	  value is compared, for that callback fires for every CREATE TABLE of
  *	  the database), or
- *	- the default store is changed or dropped (relcache callback).
+ *	- the default store or idem_routes is changed or dropped (relcache
+ *	  callback).
  * DROP EXTENSION does both, so OIDs never outlive DROP + CREATE EXTENSION.
  * That the extension is missing is never remembered.
  *
@@ -78,7 +79,8 @@ type_changed(Datum arg, int cacheid, uint32 hashvalue)
 static void
 relation_changed(Datum arg, Oid relid)
 {
-	if (!OidIsValid(relid) || relid == catalog.default_store)
+	if (!OidIsValid(relid) || relid == catalog.default_store ||
+		relid == catalog.routes)
 		catalog_valid = false;
 }
 
@@ -195,9 +197,14 @@ find_members(IdemCatalog *found)
 
 	foreach(lc, tables)
 	{
+		Oid			relid = lfirst_oid(lc);
+		const char *name = get_rel_name(relid);
+
 		if (OidIsValid(found->key_type) &&
-			typed_table_of(lfirst_oid(lc)) == found->key_type)
-			found->default_store = lfirst_oid(lc);
+			typed_table_of(relid) == found->key_type)
+			found->default_store = relid;
+		else if (name != NULL && strcmp(name, "idem_routes") == 0)
+			found->routes = relid;
 	}
 	list_free(tables);
 }
@@ -224,7 +231,7 @@ load_catalog(void)
 		return false;
 	find_members(&found);
 	if (!OidIsValid(found.key_type) || !OidIsValid(found.claim_type) ||
-		!OidIsValid(found.state_type))
+		!OidIsValid(found.state_type) || !OidIsValid(found.routes))
 		return false;
 
 	for (int i = 0; i < IDEM_NSTATES; i++)

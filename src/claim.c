@@ -84,8 +84,7 @@ typedef struct Request
 {
 	IdemKey		key;
 	bytea	   *hash;			/* NULL: this caller takes no fingerprints */
-	Interval	ttl;
-	Interval	lease;
+	IdemPolicy	policy;			/* of the route, under the arguments */
 	bool		has_first_sent;
 	TimestampTz first_sent;
 
@@ -119,20 +118,12 @@ typedef struct Answer
  * ----------------------------------------------------------------
  */
 
-/* Is a timestamp column at or before now?  NULL never is. */
-static inline bool
-row_time_is_over(TupleTableSlot *row, AttrNumber attno, TimestampTz now)
-{
-	return !idem_row_isnull(row, attno) &&
-		DatumGetTimestampTz(idem_row_datum(row, attno)) <= now;
-}
-
 /* A finished key whose retention is over counts as gone. */
 static inline bool
 row_is_gone(TupleTableSlot *row, TimestampTz now)
 {
 	return idem_row_state(row) != IDEM_IN_PROGRESS &&
-		row_time_is_over(row, Anum_key_expires_at, now);
+		DatumGetTimestampTz(idem_row_datum(row, Anum_key_expires_at)) <= now;
 }
 
 /*
@@ -184,31 +175,39 @@ take_over(Answer *ans)
 	return ACTION_RESUME;
 }
 
+static inline bool
+row_attempts_are_used_up(const Request *req, TupleTableSlot *row)
+{
+	return idem_row_attempt(row) >= req->policy.max_attempts;
+}
+
 /* A result is told again, unless it is no longer there. */
 static Action
-replay(Answer *ans, TupleTableSlot *row)
+replay(const Request *req, Answer *ans, TupleTableSlot *row)
 {
-	if (DatumGetBool(idem_row_datum(row, Anum_key_result_dropped)))
+	if (idem_result_is_over(&req->policy, row, req->now))
 		return answer(ans, OUTCOME_EXPIRED, 410);
 	return answer(ans, OUTCOME_REPLAYED, 0);
 }
 
-/* A claim committed in progress: its owner works outside a transaction. */
+/*
+ * A claim committed in progress: its owner works outside a transaction.  One
+ * that its owner has released (lease_until is -infinity) is not in doubt, so
+ * the policy for lost leases does not hold for it.
+ */
 static Action
-decide_in_progress(Answer *ans, TupleTableSlot *row, TimestampTz now)
+decide_in_progress(const Request *req, Answer *ans, TupleTableSlot *row)
 {
-	if (!row_time_is_over(row, Anum_key_lease_until, now))
-	{
-		TimestampTz lease_until =
-			idem_row_isnull(row, Anum_key_lease_until) ? DT_NOEND :
-			DatumGetTimestampTz(idem_row_datum(row, Anum_key_lease_until));
+	TimestampTz lease_until =
+		DatumGetTimestampTz(idem_row_datum(row, Anum_key_lease_until));
 
+	if (lease_until > req->now)
 		return in_progress(ans, TIMESTAMP_IS_NOEND(lease_until) ?
-						   RETRY_AFTER_USECS : lease_until - now);
-	}
+						   RETRY_AFTER_USECS : lease_until - req->now);
 
-	if (idem_on_lost_lease == IDEM_LOST_HOLD ||
-		idem_row_attempt(row) >= idem_max_attempts)
+	if (row_attempts_are_used_up(req, row) ||
+		(req->policy.on_lost_lease == IDEM_LOST_HOLD &&
+		 !TIMESTAMP_IS_NOBEGIN(lease_until)))
 		return answer(ans, OUTCOME_UNKNOWN, 409);
 	return take_over(ans);
 }
@@ -224,7 +223,7 @@ was_sent_too_long_ago(const Request *req)
 		return false;
 	if (TIMESTAMP_IS_NOBEGIN(req->first_sent))
 		return true;
-	return idem_time_after(req->first_sent, &req->ttl, "ttl") <= req->now;
+	return idem_time_after(req->first_sent, &req->policy.ttl, "ttl") <= req->now;
 }
 
 /*
@@ -285,19 +284,19 @@ decide(const Request *req, IdemSighting seen, TupleTableSlot *row,
 	switch (idem_row_state(row))
 	{
 		case IDEM_COMPLETED:
-			return replay(ans, row);
+			return replay(req, ans, row);
 
 		case IDEM_IN_PROGRESS:
 			if (seen == IDEM_SEEN_OURS)
 				return in_progress(ans, RETRY_AFTER_USECS);
 			ans->others = true;
-			return decide_in_progress(ans, row, now);
+			return decide_in_progress(req, ans, row);
 
 		case IDEM_FAILED:
 			/* within one transaction a second run would be no new attempt */
 			if (seen == IDEM_SEEN_OURS ||
-				idem_row_attempt(row) >= idem_max_attempts)
-				return replay(ans, row);
+				row_attempts_are_used_up(req, row))
+				return replay(req, ans, row);
 			return take_over(ans);
 	}
 	return ACTION_ANSWER;		/* keep the compiler quiet */
@@ -478,7 +477,7 @@ form_claim(const Answer *ans, TupleTableSlot *row)
  * Look, decide and act until something holds.  Returns the idem_claim.
  */
 static Datum
-claim(IdemStore *store, Request *req, const Interval *wait)
+claim(IdemStore *store, Request *req)
 {
 	TimestampTz deadline = 0;
 	int			wait_msecs = 1;
@@ -491,10 +490,11 @@ claim(IdemStore *store, Request *req, const Interval *wait)
 		Action		action;
 
 		req->now = GetCurrentTimestamp();
-		req->lease_until = idem_time_after(req->now, &req->lease, "lease");
-		req->expires_at = idem_time_after(req->now, &req->ttl, "ttl");
+		req->lease_until = idem_time_after(req->now, &req->policy.lease, "lease");
+		req->expires_at = idem_time_after(req->now, &req->policy.ttl, "ttl");
 		if (deadline == 0)
-			deadline = idem_time_not_before(req->now, wait, "wait");
+			deadline = idem_time_not_before(req->now, &req->policy.wait,
+											"wait");
 
 		seen = idem_store_probe(store, &req->key);
 		action = decide(req, seen, store->row, &ans);
@@ -537,7 +537,6 @@ idem_begin(PG_FUNCTION_ARGS)
 {
 	IdemStore	store;
 	Request		req;
-	Interval	wait;
 	Datum		result;
 
 	PreventCommandIfReadOnly("idem_begin()");
@@ -547,15 +546,16 @@ idem_begin(PG_FUNCTION_ARGS)
 	req.key.route = idem_arg_name(fcinfo, 1, "route");
 	req.hash = idem_arg_hash(fcinfo, 2);
 	req.key.tenant = idem_arg_tenant(fcinfo, 3);
-	idem_arg_interval(fcinfo, 4, idem_wait * INT64CONST(1000), &wait);
-	idem_arg_interval(fcinfo, 5, idem_ttl * USECS_PER_SEC, &req.ttl);
-	idem_arg_interval(fcinfo, 6, idem_lease * INT64CONST(1000), &req.lease);
+	idem_policy_of_route(req.key.route, &req.policy);
+	idem_arg_interval(fcinfo, 4, &req.policy.wait);
+	idem_arg_interval(fcinfo, 5, &req.policy.ttl);
+	idem_arg_interval(fcinfo, 6, &req.policy.lease);
 	req.has_first_sent = !PG_ARGISNULL(7);
 	req.first_sent = req.has_first_sent ? PG_GETARG_TIMESTAMPTZ(7) : 0;
 
 	idem_store_open(&store, PG_ARGISNULL(8) ? InvalidOid : PG_GETARG_OID(8),
 					RowExclusiveLock);
-	result = claim(&store, &req, &wait);
+	result = claim(&store, &req);
 	idem_store_close(&store);
 	PG_RETURN_DATUM(result);
 }
@@ -565,15 +565,26 @@ idem_begin(PG_FUNCTION_ARGS)
  * ----------------------------------------------------------------
  */
 
-/* The row as a datum of type idempotency_key */
+/*
+ * The row as a datum of type idempotency_key, without a result whose
+ * response_ttl is over
+ */
 static Datum
-form_key(TupleTableSlot *row)
+form_key(TupleTableSlot *row, bool result_is_over)
 {
 	TupleDesc	desc = lookup_rowtype_tupdesc(idem_catalog()->key_type, -1);
+	bool		isnull[Natts_key];
 	Datum		result;
 
+	memcpy(isnull, row->tts_isnull, sizeof(isnull));
+	if (result_is_over)
+	{
+		isnull[Anum_key_headers - 1] = true;
+		isnull[Anum_key_response - 1] = true;
+		isnull[Anum_key_body - 1] = true;
+	}
 	result = HeapTupleGetDatum(heap_form_tuple(desc, row->tts_values,
-											   row->tts_isnull));
+											   isnull));
 	ReleaseTupleDesc(desc);
 	return result;
 }
@@ -590,7 +601,9 @@ idem_lookup(PG_FUNCTION_ARGS)
 {
 	IdemStore	store;
 	IdemKey		key;
+	IdemPolicy	policy;
 	Snapshot	snapshot;
+	TimestampTz now;
 	Datum		result = (Datum) 0;
 	bool		found;
 
@@ -600,12 +613,14 @@ idem_lookup(PG_FUNCTION_ARGS)
 
 	idem_store_open(&store, PG_ARGISNULL(3) ? InvalidOid : PG_GETARG_OID(3),
 					AccessShareLock);
+	idem_policy_of_route(key.route, &policy);
+	now = GetCurrentTimestamp();
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	idem_store_scan(&store, &key, snapshot);
-	found = idem_store_scan_next(&store) &&
-		!row_is_gone(store.row, GetCurrentTimestamp());
+	found = idem_store_scan_next(&store) && !row_is_gone(store.row, now);
 	if (found)
-		result = form_key(store.row);
+		result = form_key(store.row,
+						  idem_result_is_over(&policy, store.row, now));
 	idem_store_scan_end(&store);
 	UnregisterSnapshot(snapshot);
 	idem_store_close(&store);

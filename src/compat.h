@@ -19,6 +19,7 @@
 #include "catalog/pg_class.h"
 #include "catalog/pg_database.h"
 #include "catalog/pg_namespace.h"
+#include "catalog/pg_proc.h"
 #include "storage/latch.h"
 #include "utils/acl.h"
 #include "utils/relcache.h"
@@ -46,6 +47,9 @@
 #define idem_has_schema_usage(nspoid, roleid) \
 	(pg_namespace_aclcheck((nspoid), (roleid), ACL_USAGE) == ACLCHECK_OK)
 
+#define idem_has_execute(procoid, roleid) \
+	(pg_proc_aclcheck((procoid), (roleid), ACL_EXECUTE) == ACLCHECK_OK)
+
 typedef bool IdemUpdateIndexes;
 #define IDEM_UPDATES_NO_INDEX(u)		(!(u))
 #define IDEM_UPDATES_ONLY_SUMMARIES(u)	false
@@ -53,6 +57,10 @@ typedef bool IdemUpdateIndexes;
 #define idem_has_schema_usage(nspoid, roleid) \
 	(object_aclcheck(NamespaceRelationId, (nspoid), (roleid), \
 					 ACL_USAGE) == ACLCHECK_OK)
+
+#define idem_has_execute(procoid, roleid) \
+	(object_aclcheck(ProcedureRelationId, (procoid), (roleid), \
+					 ACL_EXECUTE) == ACLCHECK_OK)
 
 typedef TU_UpdateIndexes IdemUpdateIndexes;
 #define IDEM_UPDATES_NO_INDEX(u)		((u) == TU_None)

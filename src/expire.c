@@ -3,7 +3,8 @@
  * expire.c
  *	  The sweep: removes expired keys, by idem_expire() or from a worker.
  *
- * What is removed: finished keys past expires_at, and claims left in
+ * What is done: results past their route's response_ttl are dropped (by a
+ * worker once an hour), and keys are removed: finished ones past expires_at, and claims left in
  * progress once both their lease and their expires_at are over, unless
  * on_lost_lease is "hold".  Each of the latter is logged.
  *
@@ -83,10 +84,14 @@ typedef struct Sweep
 	text	   *key;
 	text	   *tenant;
 	text	   *route;
+	ItemPointerData dropped_to; /* last row whose result was dropped */
 	int64		removed;
 	int64		failed;			/* rows that could not go */
 	bool		broken_off;		/* by an error */
 } Sweep;
+
+/* A step of a sweep: one batch of a kind; false when there is no more */
+typedef bool (*SweepStep) (Sweep *sweep, const char *store_name, int size);
 
 static void
 sweep_start(Sweep *sweep, Oid relid, bool may_wait)
@@ -100,6 +105,7 @@ sweep_start(Sweep *sweep, Oid relid, bool may_wait)
 	sweep->key = cstring_to_text("");
 	sweep->tenant = cstring_to_text("");
 	sweep->route = cstring_to_text("");
+	ItemPointerSet(&sweep->dropped_to, 0, 0);
 }
 
 /* ----------------------------------------------------------------
@@ -147,15 +153,39 @@ make_constraints_immediate(Relation rel)
 	pfree(sql.data);
 }
 
+/*
+ * The routes whose on_lost_lease is not what the setting says, as text[]:
+ * the held ones among those that resume, or the other way round.
+ */
+static Datum
+exceptional_routes(void)
+{
+	List	   *routes = idem_route_policies();
+	Datum	   *names = palloc((list_length(routes) + 1) * sizeof(Datum));
+	int			n = 0;
+	ListCell   *lc;
+
+	foreach(lc, routes)
+	{
+		IdemRoutePolicy *route = lfirst(lc);
+
+		if (route->policy.on_lost_lease != (IdemOnLostLease) idem_on_lost_lease)
+			names[n++] = PointerGetDatum(route->route);
+	}
+	return PointerGetDatum(construct_array(names, n, TEXTOID, -1, false,
+										   TYPALIGN_INT));
+}
+
 /* Lock the next rows to go; they are in SPI_tuptable. */
 static void
 pick_batch(Sweep *sweep, const char *store_name, int size)
 {
 	StringInfoData sql;
-	Oid			types[6] = {TIMESTAMPTZOID, TIMESTAMPTZOID, TEXTOID, TEXTOID,
-	TEXTOID, INT4OID};
-	Datum		values[6];
+	Oid			types[7] = {TIMESTAMPTZOID, TIMESTAMPTZOID, TEXTOID, TEXTOID,
+	TEXTOID, INT4OID, TEXTARRAYOID};
+	Datum		values[7];
 
+	/* a released claim has the lease -infinity, and is not held */
 	initStringInfo(&sql);
 	appendStringInfo(&sql,
 					 "SELECT ctid, expires_at, key, tenant, route,"
@@ -163,12 +193,13 @@ pick_batch(Sweep *sweep, const char *store_name, int size)
 					 " FROM %s"
 					 " WHERE expires_at <= $1"
 					 " AND (expires_at, key, tenant, route) > ($2, $3, $4, $5)"
-					 " AND (state <> 'in_progress'%s)"
+					 " AND (state <> 'in_progress' OR lease_until = '-infinity'"
+					 " OR (lease_until <= $1 AND route %s ($7)))"
 					 " ORDER BY expires_at, key, tenant, route"
 					 " LIMIT $6 FOR UPDATE SKIP LOCKED",
 					 store_name,
-					 idem_on_lost_lease == IDEM_LOST_HOLD ? "" :
-					 " OR lease_until <= $1");
+					 idem_on_lost_lease == IDEM_LOST_HOLD ?
+					 "= ANY" : "<> ALL");
 
 	values[0] = TimestampTzGetDatum(sweep->now);
 	values[1] = TimestampTzGetDatum(sweep->expires_at);
@@ -176,7 +207,8 @@ pick_batch(Sweep *sweep, const char *store_name, int size)
 	values[3] = PointerGetDatum(sweep->tenant);
 	values[4] = PointerGetDatum(sweep->route);
 	values[5] = Int32GetDatum(size);
-	if (SPI_execute_with_args(sql.data, 6, types, values, NULL, false, 0) !=
+	values[6] = exceptional_routes();
+	if (SPI_execute_with_args(sql.data, 7, types, values, NULL, false, 0) !=
 		SPI_OK_SELECT)
 		elog(ERROR, "could not pick expired keys: %s",
 			 SPI_result_code_string(SPI_result));
@@ -336,6 +368,65 @@ delete_batch(Sweep *sweep, const char *store_name, SPITupleTable *rows,
 }
 
 /*
+ * Drop the next results whose response_ttl is over.  Returns false when there
+ * are no more.  There is no index on finished_at, so that idem_finish is HOT;
+ * the table is read through once, batch by batch in the order of its pages.
+ */
+static bool
+drop_batch(Sweep *sweep, const char *store_name, int size)
+{
+	List	   *routes = idem_route_policies();
+	Datum	   *names = palloc((list_length(routes) + 1) * sizeof(Datum));
+	Datum	   *ttls = palloc((list_length(routes) + 1) * sizeof(Datum));
+	Oid			types[5] = {TIMESTAMPTZOID, TIDOID, TEXTARRAYOID,
+	INTERVALARRAYOID, INT4OID};
+	Datum		values[5];
+	ListCell   *lc;
+	char	   *sql;
+	int			n = 0;
+
+	foreach(lc, routes)
+	{
+		IdemRoutePolicy *route = lfirst(lc);
+
+		if (!route->policy.has_response_ttl)
+			continue;
+		names[n] = PointerGetDatum(route->route);
+		ttls[n++] = IntervalPGetDatum(&route->policy.response_ttl);
+	}
+	if (n == 0)
+		return false;
+
+	sql = psprintf("WITH picked AS MATERIALIZED ("
+				   "SELECT k.ctid FROM %s k"
+				   " WHERE k.ctid > $2 AND NOT k.result_dropped"
+				   " AND EXISTS (SELECT FROM unnest($3, $4) AS r (route, ttl)"
+				   " WHERE r.route = k.route AND k.finished_at + r.ttl <= $1)"
+				   " LIMIT $5 FOR UPDATE OF k SKIP LOCKED)"
+				   " UPDATE %s SET headers = NULL, response = NULL,"
+				   " body = NULL, result_dropped = true"
+				   " WHERE ctid = ANY (ARRAY (SELECT ctid FROM picked))"
+				   " RETURNING (SELECT max(ctid) FROM picked)",
+				   store_name, store_name);
+	values[0] = TimestampTzGetDatum(sweep->now);
+	values[1] = PointerGetDatum(&sweep->dropped_to);
+	values[2] = PointerGetDatum(construct_array(names, n, TEXTOID, -1, false,
+												TYPALIGN_INT));
+	values[3] = PointerGetDatum(construct_array(ttls, n, INTERVALOID,
+												sizeof(Interval), false,
+												TYPALIGN_DOUBLE));
+	values[4] = Int32GetDatum(size);
+	if (SPI_execute_with_args(sql, 5, types, values, NULL, false, 0) !=
+		SPI_OK_UPDATE_RETURNING)
+		elog(ERROR, "could not drop results: %s",
+			 SPI_result_code_string(SPI_result));
+	if (SPI_processed == 0)
+		return false;
+	sweep->dropped_to = *(ItemPointer) DatumGetPointer(picked(SPI_tuptable, 0, 1));
+	return SPI_processed == (uint64) size;
+}
+
+/*
  * Open the store for a sweep; NULL if it is gone, is no store any more, or
  * is locked by somebody for whom we do not wait.
  */
@@ -361,20 +452,38 @@ open_for_sweep(const Sweep *sweep)
 	return rel;
 }
 
+/* Delete the next expired keys.  Returns false when there are no more. */
+static bool
+remove_batch(Sweep *sweep, const char *store_name, int size)
+{
+	SPITupleTable *rows;
+	uint64		n;
+
+	pick_batch(sweep, store_name, size);
+	n = SPI_processed;
+	rows = SPI_tuptable;
+	if (n > 0)
+	{
+		advance(sweep, rows, n - 1);
+		delete_batch(sweep, store_name, rows, 0, n - 1);
+	}
+	return n == (uint64) size;
+}
+
 /*
- * Remove the next batch of expired keys.  Needs a transaction and an active
- * snapshot.  Returns false when the sweep of this store is over.
+ * Run the next batch of one kind, as the store's owner.  Needs a transaction
+ * and an active snapshot.  Returns false when there is no more to do in this
+ * store.
  */
 static bool
-sweep_batch(Sweep *sweep, int size)
+sweep_batch(Sweep *sweep, SweepStep step, int size)
 {
 	Relation	rel = open_for_sweep(sweep);
 	char	   *store_name;
 	Oid			save_userid;
 	int			save_sec_context;
 	int			save_nestlevel;
-	SPITupleTable *rows;
-	uint64		n;
+	bool		more;
 
 	if (rel == NULL)
 		return false;
@@ -391,20 +500,13 @@ sweep_batch(Sweep *sweep, int size)
 	SPI_connect();
 
 	make_constraints_immediate(rel);
-	pick_batch(sweep, store_name, size);
-	n = SPI_processed;
-	rows = SPI_tuptable;
-	if (n > 0)
-	{
-		advance(sweep, rows, n - 1);
-		delete_batch(sweep, store_name, rows, 0, n - 1);
-	}
+	more = step(sweep, store_name, size);
 
 	SPI_finish();
 	AtEOXact_GUC(false, save_nestlevel);
 	SetUserIdAndSecContext(save_userid, save_sec_context);
 	table_close(rel, NoLock);
-	return n == (uint64) size;
+	return more;
 }
 
 /* Report what a sweep could not remove. */
@@ -435,9 +537,11 @@ expire_store(Oid relid, int64 max)
 	while (more && sweep.removed < max)
 	{
 		CHECK_FOR_INTERRUPTS();
-		more = sweep_batch(&sweep, (int) Min(max - sweep.removed,
-											 idem_expire_batch));
+		more = sweep_batch(&sweep, remove_batch,
+						   (int) Min(max - sweep.removed, idem_expire_batch));
 	}
+	while (sweep_batch(&sweep, drop_batch, idem_expire_batch))
+		CHECK_FOR_INTERRUPTS();
 	report_failures(&sweep);
 	return sweep.removed;
 }
@@ -531,7 +635,7 @@ find_stores(List **stores)
  * over, or must be broken off.
  */
 static bool
-worker_batch(Sweep *sweep)
+worker_batch(Sweep *sweep, SweepStep step)
 {
 	bool		more = false;
 	char	   *name;
@@ -543,23 +647,23 @@ worker_batch(Sweep *sweep)
 		pgstat_report_activity(STATE_RUNNING,
 							   psprintf("removing expired idempotency keys from \"%s\"",
 										name));
-		more = sweep_batch(sweep, idem_expire_batch);
-		if (!more)
+		more = sweep_batch(sweep, step, idem_expire_batch);
+		if (!more && step == remove_batch)
 			report_failures(sweep);
 	}
 	end_step();
 	return more;
 }
 
-/* Sweep one store.  An error is logged, and the next store has its turn. */
+/* One step over a store.  An error is logged, and the next store has its turn. */
 static void
-worker_sweep(Sweep *sweep)
+worker_sweep(Sweep *sweep, SweepStep step)
 {
 	MemoryContext context = CurrentMemoryContext;
 
 	PG_TRY();
 	{
-		while (worker_batch(sweep))
+		while (worker_batch(sweep, step))
 		{
 			CHECK_FOR_INTERRUPTS();
 			MemoryContextSwitchTo(context);
@@ -625,7 +729,9 @@ idem_expire_main(Datum arg)
 		Sweep		sweep;
 
 		sweep_start(&sweep, lfirst_oid(lc), false);
-		worker_sweep(&sweep);
+		worker_sweep(&sweep, remove_batch);
+		if (idem_launcher_wants_results_dropped())
+			worker_sweep(&sweep, drop_batch);
 		if (sweep.broken_off || sweep.failed > 0)
 			trouble = true;
 	}

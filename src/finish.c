@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * finish.c
- *	  Finishing a claim: idem_finish.
+ *	  A claim that stands: finding and fencing it, and idem_finish.
  *
  * The claim is found under a fresh MVCC snapshot, since a dirty one can miss
  * a row that is there.  A row that this transaction wrote is its own to
@@ -33,21 +33,20 @@ describe_key(const IdemKey *key)
 
 /* The fence: the caller's attempt, if given, must be the row's. */
 static void
-check_attempt(IdemStore *store, const IdemKey *key, bool has_attempt,
-			  int32 attempt)
+check_attempt(IdemStore *store, const IdemClaimRef *ref)
 {
 	int32		current = idem_row_attempt(store->row);
 
-	if (has_attempt)
+	if (ref->has_attempt)
 	{
-		if (attempt == current)
+		if (ref->attempt == current)
 			return;
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_STALE_CLAIM),
 				 errmsg("claim on idempotency key \"%s\" is stale",
-						describe_key(key)),
+						describe_key(&ref->key)),
 				 errdetail("The caller has attempt %d; the current attempt is %d.",
-						   attempt, current)));
+						   ref->attempt, current)));
 	}
 
 	if (idem_row_state(store->row) == IDEM_IN_PROGRESS &&
@@ -55,7 +54,7 @@ check_attempt(IdemStore *store, const IdemKey *key, bool has_attempt,
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_STALE_CLAIM),
 				 errmsg("claim on idempotency key \"%s\" was not made by this transaction",
-						describe_key(key)),
+						describe_key(&ref->key)),
 				 errhint("Pass the attempt that idem_begin() returned.")));
 }
 
@@ -135,26 +134,25 @@ find_claim(IdemStore *store, const IdemKey *key)
 }
 
 /*
- * Find the caller's claim and lock it, so that it can be changed.  Whatever
- * the claim of another transaction said when it was found, the attempt is
- * looked at again once the lock is held.
+ * Find the caller's claim and lock it, so that it can be changed; the row is
+ * in store->row.  Whatever the claim of another transaction said when it was
+ * found, it is looked at again once the lock is held.
  */
-static void
-find_and_lock_claim(IdemStore *store, const IdemKey *key, bool has_attempt,
-					int32 attempt)
+void
+idem_find_and_lock_claim(IdemStore *store, const IdemClaimRef *ref)
 {
 	for (;;)
 	{
-		find_claim(store, key);
-		check_attempt(store, key, has_attempt, attempt);
-		check_unfinished(store, key);
+		find_claim(store, &ref->key);
+		check_attempt(store, ref);
+		check_unfinished(store, &ref->key);
 		if (idem_store_row_is_ours(store))
 			return;
 
 		if (idem_store_lock(store, true) == IDEM_LOCKED)
 		{
-			check_attempt(store, key, has_attempt, attempt);
-			check_unfinished(store, key);
+			check_attempt(store, ref);
+			check_unfinished(store, &ref->key);
 			return;
 		}
 		/* the row is gone: say so, or find its successor */
@@ -220,13 +218,18 @@ finish(IdemStore *store, const IdemKey *key, StoredResult *result,
 	bool		fits = idem_result_fits(result->headers, result->response,
 										result->body);
 	TupleTableSlot *next;
+	IdemPolicy	policy;
 
 	if (!fits)
 		drop_large_result(result, key);
+	idem_policy_of_route(DatumGetTextPP(idem_row_datum(store->row,
+													   Anum_key_route)),
+						 &policy);
 
 	next = idem_store_new_version(store, true);
 	idem_set_column(next, Anum_key_state,
-			   idem_state_to_datum(idem_status_is_kept(result->status) ?
+			   idem_state_to_datum(idem_status_is_kept(policy.keep,
+													  result->status) ?
 								   IDEM_COMPLETED : IDEM_FAILED));
 	next->tts_isnull[Anum_key_lease_until - 1] = true;
 	idem_set_column(next, Anum_key_status, Int32GetDatum(result->status));
@@ -240,23 +243,6 @@ finish(IdemStore *store, const IdemKey *key, StoredResult *result,
 	idem_store_update(store);
 }
 
-static int
-arg_status(FunctionCallInfo fcinfo, int argno)
-{
-	int			status;
-
-	if (PG_ARGISNULL(argno))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("status must not be null")));
-	status = PG_GETARG_INT32(argno);
-	if (status < 100 || status > 599)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("status must be between 100 and 599")));
-	return status;
-}
-
 /*
  * idem_finish(key, response, status, headers, body, route, tenant, attempt,
  *			   ttl, store) returns void
@@ -265,28 +251,30 @@ Datum
 idem_finish(PG_FUNCTION_ARGS)
 {
 	IdemStore	store;
-	IdemKey		key;
+	IdemClaimRef ref;
 	StoredResult result;
 	Interval	ttl;
 
 	PreventCommandIfReadOnly("idem_finish()");
 	PreventCommandDuringRecovery("idem_finish()");
 
-	key.key = idem_arg_name(fcinfo, 0, "key");
+	ref.key.key = idem_arg_name(fcinfo, 0, "key");
 	result.response = PG_ARGISNULL(1) ? NULL : PG_GETARG_JSONB_P(1);
-	result.status = arg_status(fcinfo, 2);
+	result.status = idem_arg_status(fcinfo, 2);
 	result.headers = PG_ARGISNULL(3) ? NULL :
 		idem_headers_to_keep(PG_GETARG_JSONB_P(3));
 	result.body = PG_ARGISNULL(4) ? NULL : PG_GETARG_BYTEA_PP(4);
-	key.route = PG_ARGISNULL(5) ? NULL : idem_arg_name(fcinfo, 5, "route");
-	key.tenant = idem_arg_tenant(fcinfo, 6);
-	idem_arg_interval(fcinfo, 8, 0, &ttl);
+	ref.key.route = PG_ARGISNULL(5) ? NULL :
+		idem_arg_name(fcinfo, 5, "route");
+	ref.key.tenant = idem_arg_tenant(fcinfo, 6);
+	ref.has_attempt = !PG_ARGISNULL(7);
+	ref.attempt = ref.has_attempt ? PG_GETARG_INT32(7) : 0;
+	idem_arg_interval(fcinfo, 8, &ttl);
 
 	idem_store_open(&store, PG_ARGISNULL(9) ? InvalidOid : PG_GETARG_OID(9),
 					RowExclusiveLock);
-	find_and_lock_claim(&store, &key, !PG_ARGISNULL(7),
-						PG_ARGISNULL(7) ? 0 : PG_GETARG_INT32(7));
-	finish(&store, &key, &result, PG_ARGISNULL(8) ? NULL : &ttl);
+	idem_find_and_lock_claim(&store, &ref);
+	finish(&store, &ref.key, &result, PG_ARGISNULL(8) ? NULL : &ttl);
 	idem_store_close(&store);
 	PG_RETURN_VOID();
 }

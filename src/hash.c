@@ -1,7 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * hash.c
- *	  Request fingerprints: idem_hash(text | bytea | jsonb), all SHA-256.
+ *	  Request fingerprints, idem_hash(text | bytea | jsonb), and keys for
+ *	  calls downstream, idem_child_key(); all by SHA-256.
  *
  * text and bytea are hashed as they are, so a client can compute the same
  * value.  jsonb is hashed by value: two documents that jsonb calls equal have
@@ -23,9 +24,11 @@
 #include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
 #include "utils/numeric.h"
+#include "utils/uuid.h"
 
 PG_FUNCTION_INFO_V1(idem_hash_bytes);
 PG_FUNCTION_INFO_V1(idem_hash_jsonb);
+PG_FUNCTION_INFO_V1(idem_child_key);
 
 /*
  * The digest in progress.  A cryptohash context may hold resources of
@@ -176,4 +179,36 @@ idem_hash_jsonb(PG_FUNCTION_ARGS)
 	}
 
 	PG_RETURN_BYTEA_P(digest_end(ctx));
+}
+
+/*
+ * idem_child_key(key, step, route, tenant) returns uuid
+ *
+ * A key for a call that this request makes downstream: the same on every
+ * attempt, another one for each step.  A UUID of version 8 (RFC 9562), made
+ * of the first bytes of a digest over all four names.
+ */
+Datum
+idem_child_key(PG_FUNCTION_ARGS)
+{
+	text	   *names[4];
+	pg_cryptohash_ctx *ctx;
+	bytea	   *digest;
+	pg_uuid_t  *uuid = palloc(sizeof(pg_uuid_t));
+
+	names[0] = idem_arg_name(fcinfo, 0, "key");
+	names[1] = idem_arg_name(fcinfo, 1, "step");
+	names[2] = idem_arg_name(fcinfo, 2, "route");
+	names[3] = idem_arg_tenant(fcinfo, 3);
+
+	ctx = digest_begin();
+	for (int i = 0; i < lengthof(names); i++)
+		digest_add_tagged(ctx, 's', VARDATA_ANY(names[i]),
+						  VARSIZE_ANY_EXHDR(names[i]));
+	digest = digest_end(ctx);
+
+	memcpy(uuid->data, VARDATA(digest), UUID_LEN);
+	uuid->data[6] = (uuid->data[6] & 0x0F) | 0x80;	/* version 8 */
+	uuid->data[8] = (uuid->data[8] & 0x3F) | 0x80;	/* variant of RFC 9562 */
+	PG_RETURN_UUID_P(uuid);
 }

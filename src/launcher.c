@@ -69,6 +69,13 @@
 /* Longest time between two looks at a database with nothing to sweep */
 #define MAX_BACKOFF_SECS		3600
 
+/*
+ * Time between two sweeps of a database that also drop results, for which
+ * its stores are read through; and how the worker is told
+ */
+#define DROP_RESULTS_SECS	3600
+#define DROP_RESULTS		'd'
+
 typedef struct LauncherShared
 {
 	slock_t		mutex;
@@ -85,6 +92,7 @@ typedef struct DatabaseState
 {
 	Oid			oid;			/* hash key */
 	TimestampTz due;
+	TimestampTz drop_due;		/* when results are to be dropped, too */
 	int			backoff_secs;	/* 0 while sweeps go well */
 	bool		seen;			/* in pg_database at the last look? */
 } DatabaseState;
@@ -181,6 +189,13 @@ idem_launcher_report(IdemReport report)
 	SpinLockRelease(&shared->mutex);
 }
 
+/* Is this worker also to drop results whose response_ttl is over? */
+bool
+idem_launcher_wants_results_dropped(void)
+{
+	return MyBgworkerEntry->bgw_extra[0] == DROP_RESULTS;
+}
+
 /*
  * Does somebody want this database to themselves: DROP DATABASE, ALTER
  * DATABASE RENAME or SET TABLESPACE, CREATE DATABASE ... TEMPLATE?  All of
@@ -228,6 +243,7 @@ note_database(Form_pg_database db, TimestampTz now)
 	if (!found)
 	{
 		state->due = now;
+		state->drop_due = now;
 		state->backoff_secs = 0;
 	}
 	state->seen = true;
@@ -318,7 +334,7 @@ nap(long msecs)
 
 /* Start the worker that sweeps a database.  False if there is no slot. */
 static bool
-start_sweep(Oid database, BackgroundWorkerHandle **handle)
+start_sweep(Oid database, bool drop_results, BackgroundWorkerHandle **handle)
 {
 	BackgroundWorker worker;
 
@@ -334,6 +350,7 @@ start_sweep(Oid database, BackgroundWorkerHandle **handle)
 			 "pg_idem expiry worker for database %u", database);
 	strlcpy(worker.bgw_type, "pg_idem expiry worker", BGW_MAXLEN);
 	worker.bgw_main_arg = ObjectIdGetDatum(database);
+	worker.bgw_extra[0] = drop_results ? DROP_RESULTS : '\0';
 	worker.bgw_notify_pid = MyProcPid;
 	return RegisterDynamicBackgroundWorker(&worker, handle);
 }
@@ -345,6 +362,7 @@ sweep_database(DatabaseState *state)
 	static bool complained = false;
 	BackgroundWorkerHandle *handle;
 	IdemReport	report;
+	bool		drop_results = state->drop_due <= GetCurrentTimestamp();
 	pid_t		pid;
 	BgwHandleStatus status;
 
@@ -352,7 +370,7 @@ sweep_database(DatabaseState *state)
 	shared->report = IDEM_REPORT_TROUBLE;	/* unless told otherwise */
 	SpinLockRelease(&shared->mutex);
 
-	if (!start_sweep(state->oid, &handle))
+	if (!start_sweep(state->oid, drop_results, &handle))
 	{
 		if (!complained)
 			ereport(LOG,
@@ -391,6 +409,9 @@ sweep_database(DatabaseState *state)
 								 Min(state->backoff_secs * 2, MAX_BACKOFF_SECS));
 	state->due = GetCurrentTimestamp() +
 		Max(state->backoff_secs, idem_expire_naptime) * USECS_PER_SEC;
+	if (drop_results)
+		state->drop_due = GetCurrentTimestamp() +
+			DROP_RESULTS_SECS * USECS_PER_SEC;
 }
 
 /* Sweep every database that is due, one after the other. */

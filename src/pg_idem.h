@@ -133,6 +133,7 @@ typedef struct IdemCatalog
 	Oid			state_type;		/* idem_state ... */
 	Oid			state[IDEM_NSTATES];	/* ... and its labels */
 	Oid			default_store;	/* idempotency_keys */
+	Oid			routes;			/* idem_routes */
 } IdemCatalog;
 
 extern const IdemCatalog *idem_catalog(void);
@@ -215,12 +216,37 @@ extern void idem_store_scan(IdemStore *store, const IdemKey *key,
 extern bool idem_store_scan_next(IdemStore *store);
 extern void idem_store_scan_keep(IdemStore *store);
 extern void idem_store_scan_end(IdemStore *store);
+extern bool idem_store_fetch(IdemStore *store, ItemPointer tid);
 extern bool idem_store_row_is_ours(IdemStore *store);
 extern IdemLocked idem_store_lock(IdemStore *store, bool wait);
 extern TupleTableSlot *idem_store_new_version(IdemStore *store,
 											  bool copy_row);
 extern bool idem_store_insert(IdemStore *store);
 extern void idem_store_update(IdemStore *store);
+
+/* ---------------- routes.c: the policy of a route ---------------- */
+
+typedef struct IdemPolicy
+{
+	Interval	ttl;
+	Interval	lease;
+	Interval	wait;
+	int			max_attempts;
+	IdemOnLostLease on_lost_lease;
+	IdemKeep	keep;
+	bool		has_response_ttl;
+	Interval	response_ttl;
+} IdemPolicy;
+
+/* a row of idem_routes, with the settings where it has NULL */
+typedef struct IdemRoutePolicy
+{
+	text	   *route;
+	IdemPolicy	policy;
+} IdemRoutePolicy;
+
+extern void idem_policy_of_route(text *route, IdemPolicy *policy);
+extern List *idem_route_policies(void);
 
 /* ---------------- policy.c: what arguments and settings mean -------------- */
 
@@ -229,14 +255,36 @@ extern text *idem_arg_name(FunctionCallInfo fcinfo, int argno,
 extern text *idem_arg_tenant(FunctionCallInfo fcinfo, int argno);
 extern bytea *idem_arg_hash(FunctionCallInfo fcinfo, int argno);
 extern void idem_arg_interval(FunctionCallInfo fcinfo, int argno,
-							  int64 default_usecs, Interval *result);
+							  Interval *result);
+extern int	idem_arg_status(FunctionCallInfo fcinfo, int argno);
 extern TimestampTz idem_time_after(TimestampTz start, const Interval *span,
 								   const char *what);
 extern TimestampTz idem_time_not_before(TimestampTz start,
 										const Interval *span,
 										const char *what);
-extern bool idem_status_is_kept(int status);
+extern bool idem_status_is_kept(IdemKeep keep, int status);
+extern bool idem_result_is_over(const IdemPolicy *policy,
+								TupleTableSlot *row, TimestampTz now);
 extern bool idem_result_fits(Jsonb *headers, Jsonb *response, bytea *body);
+
+/* ---------------- SQL functions that call.c calls ---------------- */
+
+extern Datum idem_begin(PG_FUNCTION_ARGS);
+extern Datum idem_finish(PG_FUNCTION_ARGS);
+extern Datum idem_hash_jsonb(PG_FUNCTION_ARGS);
+
+/* ---------------- finish.c: a claim that stands ---------------- */
+
+/* What a caller says of the claim that it means */
+typedef struct IdemClaimRef
+{
+	IdemKey		key;
+	bool		has_attempt;
+	int32		attempt;
+} IdemClaimRef;
+
+extern void idem_find_and_lock_claim(IdemStore *store,
+									 const IdemClaimRef *ref);
 
 /* ---------------- http.c: headers ---------------- */
 
@@ -256,6 +304,7 @@ typedef enum IdemReport
 
 extern void idem_launcher_init(void);
 extern void idem_launcher_report(IdemReport report);
+extern bool idem_launcher_wants_results_dropped(void);
 extern bool idem_database_is_wanted(void);
 extern PGDLLEXPORT void idem_launcher_main(Datum arg);
 

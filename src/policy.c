@@ -146,18 +146,30 @@ idem_arg_hash(FunctionCallInfo fcinfo, int argno)
 	return hash;
 }
 
-/* An interval argument, or the setting in its place */
+/* An interval argument, if given, in place of what *result has */
 void
-idem_arg_interval(FunctionCallInfo fcinfo, int argno, int64 default_usecs,
-				  Interval *result)
+idem_arg_interval(FunctionCallInfo fcinfo, int argno, Interval *result)
 {
 	if (!PG_ARGISNULL(argno))
 		*result = *PG_GETARG_INTERVAL_P(argno);
-	else
-	{
-		memset(result, 0, sizeof(*result));
-		result->time = default_usecs;
-	}
+}
+
+/* The status of a result */
+int
+idem_arg_status(FunctionCallInfo fcinfo, int argno)
+{
+	int			status;
+
+	if (PG_ARGISNULL(argno))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("status must not be null")));
+	status = PG_GETARG_INT32(argno);
+	if (status < 100 || status > 599)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("status must be between 100 and 599")));
+	return status;
 }
 
 /*
@@ -208,18 +220,17 @@ idem_time_not_before(TimestampTz start, const Interval *span,
 }
 
 /*
- * Is a result with this status kept for good ("completed"), by
- * pg_idem.keep?  Otherwise the attempt counts as failed, and a later request
+ * Is a result with this status kept for good ("completed")?  Otherwise the attempt counts as failed, and a later request
  * may run again.
  */
 bool
-idem_status_is_kept(int status)
+idem_status_is_kept(IdemKeep keep, int status)
 {
-	if (idem_keep == IDEM_KEEP_ALL)
+	if (keep == IDEM_KEEP_ALL)
 		return true;
 	if (status >= 200 && status < 400)
 		return true;
-	if (idem_keep == IDEM_KEEP_SUCCESS)
+	if (keep == IDEM_KEEP_SUCCESS)
 		return false;
 
 	switch (status)
@@ -234,6 +245,24 @@ idem_status_is_kept(int status)
 		default:
 			return status >= 400 && status < 500;
 	}
+}
+
+/*
+ * Is a finished row's result gone, though the key is not: too large to have
+ * been stored, or past the route's response_ttl, whether a sweep has dropped
+ * it yet or not?
+ */
+bool
+idem_result_is_over(const IdemPolicy *policy, TupleTableSlot *row,
+					TimestampTz now)
+{
+	if (DatumGetBool(idem_row_datum(row, Anum_key_result_dropped)))
+		return true;
+	if (!policy->has_response_ttl ||
+		idem_row_isnull(row, Anum_key_finished_at))
+		return false;
+	return idem_time_after(DatumGetTimestampTz(idem_row_datum(row, Anum_key_finished_at)),
+						   &policy->response_ttl, "response_ttl") <= now;
 }
 
 /* Bytes of the text of a jsonb value, as far as max needs to know */

@@ -459,6 +459,24 @@ idem_store_forget(IdemStore *store)
 		ExecClearTuple(store->spare);
 }
 
+/*
+ * Fetch the row at tid into store->row, if a fresh snapshot sees a row there.
+ * For callers that have found it by a query of their own.
+ */
+bool
+idem_store_fetch(IdemStore *store, ItemPointer tid)
+{
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	bool		found;
+
+	found = table_tuple_fetch_row_version(store->rel, tid, snapshot,
+										  store->row);
+	UnregisterSnapshot(snapshot);
+	if (found)
+		slot_getallattrs(store->row);
+	return found;
+}
+
 /* Did the current transaction write the row found? */
 bool
 idem_store_row_is_ours(IdemStore *store)

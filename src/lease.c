@@ -1,0 +1,300 @@
+/*-------------------------------------------------------------------------
+ *
+ * lease.c
+ *	  Claims that outlive their transaction: idem_checkpoint, idem_release,
+ *	  idem_resume.
+ *
+ * Work that calls the outside world cannot be done in one transaction.  Its
+ * claim is committed in progress and belongs to its owner for the length of
+ * a lease.  idem_checkpoint says how far the work has come and renews the
+ * lease, idem_release gives it up, and idem_resume hands claims whose lease
+ * is over to a completer.
+ *
+ * A checkpoint or a release finds, fences and locks the claim as idem_finish
+ * does (finish.c).  A resume looks for claims with a query, which may use any
+ * index that the store has, and then locks each row that it likes without
+ * waiting (store.c): a claim goes to one completer, and one whose owner is
+ * just now finishing it goes to none.
+ *
+ * A released claim has the lease -infinity: its owner has said that it is
+ * not at work, so it is not in doubt, and on_lost_lease does not matter.
+ *
+ * Copyright (c) 2026, pg_idem contributors
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "pg_idem.h"
+
+#include "access/xlog.h"
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
+
+PG_FUNCTION_INFO_V1(idem_checkpoint);
+PG_FUNCTION_INFO_V1(idem_release);
+PG_FUNCTION_INFO_V1(idem_resume);
+
+/* Candidates fetched at a time by idem_resume */
+#define RESUME_CHUNK	100
+
+/* The claim that the arguments from argno on name: route, tenant, attempt */
+static void
+arg_claim(FunctionCallInfo fcinfo, int argno, IdemClaimRef *ref)
+{
+	ref->key.key = idem_arg_name(fcinfo, 0, "key");
+	ref->key.route = PG_ARGISNULL(argno) ? NULL :
+		idem_arg_name(fcinfo, argno, "route");
+	ref->key.tenant = idem_arg_tenant(fcinfo, argno + 1);
+	ref->has_attempt = !PG_ARGISNULL(argno + 2);
+	ref->attempt = ref->has_attempt ? PG_GETARG_INT32(argno + 2) : 0;
+}
+
+static text *
+row_text(TupleTableSlot *row, AttrNumber attno)
+{
+	return DatumGetTextPP(idem_row_datum(row, attno));
+}
+
+/* ----------------------------------------------------------------
+ *		The owner of a claim
+ * ----------------------------------------------------------------
+ */
+
+/*
+ * idem_checkpoint(key, step, data, lease, route, tenant, attempt, store)
+ *		returns timestamptz
+ *
+ * Returns when the renewed lease ends.
+ */
+Datum
+idem_checkpoint(PG_FUNCTION_ARGS)
+{
+	IdemStore	store;
+	IdemClaimRef ref;
+	IdemPolicy	policy;
+	TupleTableSlot *next;
+	TimestampTz lease_until;
+
+	PreventCommandIfReadOnly("idem_checkpoint()");
+	PreventCommandDuringRecovery("idem_checkpoint()");
+	arg_claim(fcinfo, 4, &ref);
+
+	idem_store_open(&store, PG_ARGISNULL(7) ? InvalidOid : PG_GETARG_OID(7),
+					RowExclusiveLock);
+	idem_find_and_lock_claim(&store, &ref);
+
+	idem_policy_of_route(row_text(store.row, Anum_key_route), &policy);
+	idem_arg_interval(fcinfo, 3, &policy.lease);
+	lease_until = idem_time_after(GetCurrentTimestamp(), &policy.lease,
+								  "lease");
+
+	next = idem_store_new_version(&store, true);
+	idem_set_column(next, Anum_key_lease_until,
+					TimestampTzGetDatum(lease_until));
+	idem_set_column_or_null(next, Anum_key_step, PG_ARGISNULL(1) ? NULL :
+							idem_arg_name(fcinfo, 1, "step"));
+	idem_set_column_or_null(next, Anum_key_step_data, PG_ARGISNULL(2) ? NULL :
+							PG_GETARG_JSONB_P(2));
+	idem_store_update(&store);
+	idem_store_close(&store);
+	PG_RETURN_TIMESTAMPTZ(lease_until);
+}
+
+/*
+ * idem_release(key, route, tenant, attempt, store) returns void
+ */
+Datum
+idem_release(PG_FUNCTION_ARGS)
+{
+	IdemStore	store;
+	IdemClaimRef ref;
+
+	PreventCommandIfReadOnly("idem_release()");
+	PreventCommandDuringRecovery("idem_release()");
+	arg_claim(fcinfo, 1, &ref);
+
+	idem_store_open(&store, PG_ARGISNULL(4) ? InvalidOid : PG_GETARG_OID(4),
+					RowExclusiveLock);
+	idem_find_and_lock_claim(&store, &ref);
+	idem_set_column(idem_store_new_version(&store, true),
+					Anum_key_lease_until, TimestampTzGetDatum(DT_NOBEGIN));
+	idem_store_update(&store);
+	idem_store_close(&store);
+	PG_RETURN_VOID();
+}
+
+/* ----------------------------------------------------------------
+ *		Completers
+ * ----------------------------------------------------------------
+ */
+
+/* What idem_resume was called with */
+typedef struct ResumeRequest
+{
+	int64		max;
+	text	   *route;			/* NULL: any */
+	text	   *tenant;			/* NULL: any */
+	bool		has_lease;
+	Interval	lease;
+	bool		held;			/* also those that need a person's decision */
+} ResumeRequest;
+
+/*
+ * Open a cursor over claims whose lease is over, as the store's owner: the
+ * caller may have no privileges on the table.
+ */
+static Portal
+open_candidates(IdemStore *store, const ResumeRequest *req, TimestampTz now)
+{
+	Oid			types[3] = {TIMESTAMPTZOID, TEXTOID, TEXTOID};
+	Datum		values[3];
+	char		nulls[4] = "   ";
+	Portal		portal;
+	Oid			save_userid;
+	int			save_sec_context;
+	char	   *sql;
+
+	sql = psprintf("SELECT ctid FROM %s"
+				   " WHERE state OPERATOR(pg_catalog.=) 'in_progress'"
+				   " AND lease_until OPERATOR(pg_catalog.<=) $1"
+				   " AND ($2 IS NULL OR route OPERATOR(pg_catalog.=) $2)"
+				   " AND ($3 IS NULL OR tenant OPERATOR(pg_catalog.=) $3)"
+				   " ORDER BY lease_until USING OPERATOR(pg_catalog.<)",
+				   quote_qualified_identifier(get_namespace_name(RelationGetNamespace(store->rel)),
+											  RelationGetRelationName(store->rel)));
+	values[0] = TimestampTzGetDatum(now);
+	values[1] = PointerGetDatum(req->route);
+	nulls[1] = req->route != NULL ? ' ' : 'n';
+	values[2] = PointerGetDatum(req->tenant);
+	nulls[2] = req->tenant != NULL ? ' ' : 'n';
+
+	GetUserIdAndSecContext(&save_userid, &save_sec_context);
+	SetUserIdAndSecContext(store->rel->rd_rel->relowner,
+						   save_sec_context | SECURITY_RESTRICTED_OPERATION);
+	portal = SPI_cursor_open_with_args(NULL, sql, 3, types, values, nulls,
+									   false, CURSOR_OPT_NO_SCROLL);
+	SetUserIdAndSecContext(save_userid, save_sec_context);
+	return portal;
+}
+
+/* May the row that was found be handed out?  It may have changed. */
+static bool
+is_resumable(TupleTableSlot *row, const ResumeRequest *req, TimestampTz now,
+			 IdemPolicy *policy)
+{
+	TimestampTz lease_until;
+
+	if (idem_row_state(row) != IDEM_IN_PROGRESS)
+		return false;
+	lease_until =
+		DatumGetTimestampTz(idem_row_datum(row, Anum_key_lease_until));
+	if (lease_until > now)
+		return false;
+
+	idem_policy_of_route(row_text(row, Anum_key_route), policy);
+	if (req->held)
+		return true;
+	return idem_row_attempt(row) < policy->max_attempts &&
+		(policy->on_lost_lease == IDEM_LOST_RESUME ||
+		 TIMESTAMP_IS_NOBEGIN(lease_until));
+}
+
+/*
+ * Take over the claim in the row at tid, if it is still there to be taken.
+ * Returns its new version, or NULL.
+ */
+static TupleTableSlot *
+resume(IdemStore *store, ItemPointer tid, const ResumeRequest *req,
+	   TimestampTz now)
+{
+	TupleTableSlot *next;
+	IdemPolicy	policy;
+
+	if (!idem_store_fetch(store, tid) ||
+		idem_store_row_is_ours(store) ||
+		!is_resumable(store->row, req, now, &policy) ||
+		idem_store_lock(store, false) != IDEM_LOCKED)
+		return NULL;
+
+	if (req->has_lease)
+		policy.lease = req->lease;
+	next = idem_store_new_version(store, true);
+	idem_set_column(next, Anum_key_attempt,
+					Int32GetDatum(idem_row_attempt(store->row) + 1));
+	idem_set_column(next, Anum_key_lease_until,
+					TimestampTzGetDatum(idem_time_after(now, &policy.lease,
+														"lease")));
+	idem_store_update(store);
+	return next;
+}
+
+/*
+ * idem_resume(max, route, lease, held, tenant, store)
+ *		returns setof idempotency_key
+ */
+Datum
+idem_resume(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	IdemStore	store;
+	ResumeRequest req;
+	Portal		portal;
+	TimestampTz now = GetCurrentTimestamp();
+	int64		resumed = 0;
+
+	PreventCommandIfReadOnly("idem_resume()");
+	PreventCommandDuringRecovery("idem_resume()");
+
+	memset(&req, 0, sizeof(req));
+	req.max = PG_ARGISNULL(0) ? PG_INT64_MAX : PG_GETARG_INT32(0);
+	if (req.max < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("max must not be negative")));
+	req.route = PG_ARGISNULL(1) ? NULL : idem_arg_name(fcinfo, 1, "route");
+	req.has_lease = !PG_ARGISNULL(2);
+	idem_arg_interval(fcinfo, 2, &req.lease);
+	if (req.has_lease)
+		(void) idem_time_after(now, &req.lease, "lease");
+	req.held = !PG_ARGISNULL(3) && PG_GETARG_BOOL(3);
+	if (idem_tenant_is_role || !PG_ARGISNULL(4))
+		req.tenant = idem_arg_tenant(fcinfo, 4);
+
+	InitMaterializedSRF(fcinfo, 0);
+	idem_store_open(&store, PG_ARGISNULL(5) ? InvalidOid : PG_GETARG_OID(5),
+					RowExclusiveLock);
+	SPI_connect();
+	portal = open_candidates(&store, &req, now);
+	while (resumed < req.max)
+	{
+		SPI_cursor_fetch(portal, true, RESUME_CHUNK);
+		if (SPI_processed == 0)
+			break;
+		for (uint64 i = 0; i < SPI_processed && resumed < req.max; i++)
+		{
+			bool		isnull;
+			Datum		tid = SPI_getbinval(SPI_tuptable->vals[i],
+											SPI_tuptable->tupdesc, 1,
+											&isnull);
+			TupleTableSlot *next = resume(&store, (ItemPointer) DatumGetPointer(tid),
+										  &req, now);
+
+			CHECK_FOR_INTERRUPTS();
+			if (next == NULL)
+				continue;
+			tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc,
+								 next->tts_values, next->tts_isnull);
+			resumed++;
+		}
+		SPI_freetuptable(SPI_tuptable);
+	}
+	/* what the store has built lives in SPI's memory context */
+	idem_store_close(&store);
+	SPI_cursor_close(portal);
+	SPI_finish();
+	return (Datum) 0;
+}
