@@ -75,6 +75,8 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 {
 	IdemStore	store;
 	IdemClaimRef ref;
+	text	   *step;
+	Jsonb	   *data;
 	IdemPolicy	policy;
 	TupleTableSlot *next;
 	TimestampTz lease_until;
@@ -82,6 +84,8 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 	PreventCommandIfReadOnly("idem_checkpoint()");
 	PreventCommandDuringRecovery("idem_checkpoint()");
 	arg_claim(fcinfo, 4, &ref);
+	step = PG_ARGISNULL(1) ? NULL : idem_arg_name(fcinfo, 1, "step");
+	data = PG_ARGISNULL(2) ? NULL : PG_GETARG_JSONB_P(2);
 
 	idem_store_open(&store, PG_ARGISNULL(7) ? InvalidOid : PG_GETARG_OID(7),
 					RowExclusiveLock);
@@ -95,10 +99,8 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 	next = idem_store_new_version(&store, true);
 	idem_set_column(next, Anum_key_lease_until,
 					TimestampTzGetDatum(lease_until));
-	idem_set_column_or_null(next, Anum_key_step, PG_ARGISNULL(1) ? NULL :
-							idem_arg_name(fcinfo, 1, "step"));
-	idem_set_column_or_null(next, Anum_key_step_data, PG_ARGISNULL(2) ? NULL :
-							PG_GETARG_JSONB_P(2));
+	idem_set_column_or_null(next, Anum_key_step, step);
+	idem_set_column_or_null(next, Anum_key_step_data, data);
 	idem_store_update(&store);
 	idem_store_close(&store);
 	PG_RETURN_TIMESTAMPTZ(lease_until);
