@@ -51,7 +51,8 @@ sub pay
 	return (422, { error => 'another payment has this key' })
 	  if $before && $before->{body} ne $body;
 
-	$before ||= $answers{$key} = { body => $body, answer => [ new_payment($key, $order) ] };
+	$before ||= $answers{$key} =
+	  { body => $body, answer => [ new_payment($key, $order) ] };
 	return @{ $before->{answer} };
 }
 
