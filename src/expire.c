@@ -20,7 +20,7 @@
  * As whom: as the store's owner, under SECURITY_RESTRICTED_OPERATION and
  * with a safe search_path, for a DELETE may fire the owner's triggers, and
  * the worker is a superuser.  Deferred constraints of the store are made
- * immediate first, so that no trigger is left for the commit, when the
+ * immediate meanwhile, so that no trigger is left for the commit, when the
  * switch is over.
  *
  * In whose way: a worker asks before each batch whether somebody wants the
@@ -114,13 +114,14 @@ sweep_start(Sweep *sweep, Oid relid, bool may_wait)
  */
 
 /*
- * Make the store's deferrable constraints immediate for this transaction, so
- * that their triggers fire at the end of our statements, as the store's
- * owner.  (The server itself refuses to leave a deferred trigger behind
- * under SECURITY_RESTRICTED_OPERATION.)
+ * SET CONSTRAINTS for those constraints of the store that are deferrable or,
+ * to set them back, those that are so at first.  While they are immediate,
+ * their triggers fire at the end of our statements, as the store's owner.
+ * (The server itself refuses to leave a deferred trigger behind under
+ * SECURITY_RESTRICTED_OPERATION.)
  */
 static void
-make_constraints_immediate(Relation rel)
+set_constraints(Relation rel, bool deferred)
 {
 	TriggerDesc *triggers = rel->trigdesc;
 	StringInfoData sql;
@@ -129,13 +130,15 @@ make_constraints_immediate(Relation rel)
 	initStringInfo(&sql);
 	for (int i = 0; triggers != NULL && i < triggers->numtriggers; i++)
 	{
-		Oid			constraint = triggers->triggers[i].tgconstraint;
+		Trigger    *trigger = &triggers->triggers[i];
 		HeapTuple	tuple;
 		Form_pg_constraint form;
 
-		if (!triggers->triggers[i].tgdeferrable || !OidIsValid(constraint))
+		if (!OidIsValid(trigger->tgconstraint) ||
+			!(deferred ? trigger->tginitdeferred : trigger->tgdeferrable))
 			continue;
-		tuple = SearchSysCache1(CONSTROID, ObjectIdGetDatum(constraint));
+		tuple = SearchSysCache1(CONSTROID,
+								ObjectIdGetDatum(trigger->tgconstraint));
 		if (!HeapTupleIsValid(tuple))
 			continue;
 		form = (Form_pg_constraint) GETSTRUCT(tuple);
@@ -147,7 +150,7 @@ make_constraints_immediate(Relation rel)
 	}
 	if (sql.len > 0)
 	{
-		appendStringInfoString(&sql, " IMMEDIATE");
+		appendStringInfoString(&sql, deferred ? " DEFERRED" : " IMMEDIATE");
 		SPI_execute(sql.data, false, 0);
 	}
 	pfree(sql.data);
@@ -190,7 +193,7 @@ pick_batch(Sweep *sweep, const char *store_name, int size)
 	appendStringInfo(&sql,
 					 "SELECT ctid, expires_at, key, tenant, route,"
 					 " state = 'in_progress', attempt"
-					 " FROM %s"
+					 " FROM ONLY %s"
 					 " WHERE expires_at <= $1"
 					 " AND (expires_at, key, tenant, route) > ($2, $3, $4, $5)"
 					 " AND (state <> 'in_progress' OR lease_until = '-infinity'"
@@ -255,7 +258,7 @@ delete_rows(const char *store_name, SPITupleTable *rows,
 	Datum	   *ctids = palloc(n * sizeof(Datum));
 	Oid			type = TIDARRAYOID;
 	Datum		value;
-	char	   *sql = psprintf("DELETE FROM %s WHERE ctid = ANY ($1)",
+	char	   *sql = psprintf("DELETE FROM ONLY %s WHERE ctid = ANY ($1)",
 							   store_name);
 
 	for (int i = 0; i < n; i++)
@@ -398,12 +401,12 @@ drop_batch(Sweep *sweep, const char *store_name, int size)
 		return false;
 
 	sql = psprintf("WITH picked AS MATERIALIZED ("
-				   "SELECT k.ctid FROM %s k"
+				   "SELECT k.ctid FROM ONLY %s k"
 				   " WHERE k.ctid > $2 AND NOT k.result_dropped"
 				   " AND EXISTS (SELECT FROM unnest($3, $4) AS r (route, ttl)"
 				   " WHERE r.route = k.route AND k.finished_at + r.ttl <= $1)"
 				   " LIMIT $5 FOR UPDATE OF k SKIP LOCKED)"
-				   " UPDATE %s SET headers = NULL, response = NULL,"
+				   " UPDATE ONLY %s SET headers = NULL, response = NULL,"
 				   " body = NULL, result_dropped = true"
 				   " WHERE ctid = ANY (ARRAY (SELECT ctid FROM picked))"
 				   " RETURNING (SELECT max(ctid) FROM picked)",
@@ -499,8 +502,9 @@ sweep_batch(Sweep *sweep, SweepStep step, int size)
 							 true, 0, false);
 	SPI_connect();
 
-	make_constraints_immediate(rel);
+	set_constraints(rel, false);
 	more = step(sweep, store_name, size);
+	set_constraints(rel, true);
 
 	SPI_finish();
 	AtEOXact_GUC(false, save_nestlevel);

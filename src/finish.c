@@ -271,8 +271,7 @@ idem_finish(PG_FUNCTION_ARGS)
 	ref.attempt = ref.has_attempt ? PG_GETARG_INT32(7) : 0;
 	idem_arg_interval(fcinfo, 8, &ttl);
 
-	idem_store_open(&store, PG_ARGISNULL(9) ? InvalidOid : PG_GETARG_OID(9),
-					RowExclusiveLock);
+	idem_store_open(&store, idem_arg_store(fcinfo, 9), RowExclusiveLock);
 	idem_find_and_lock_claim(&store, &ref);
 	finish(&store, &ref.key, &result, PG_ARGISNULL(8) ? NULL : &ttl);
 	idem_store_close(&store);

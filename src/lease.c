@@ -87,8 +87,7 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 	step = PG_ARGISNULL(1) ? NULL : idem_arg_name(fcinfo, 1, "step");
 	data = PG_ARGISNULL(2) ? NULL : PG_GETARG_JSONB_P(2);
 
-	idem_store_open(&store, PG_ARGISNULL(7) ? InvalidOid : PG_GETARG_OID(7),
-					RowExclusiveLock);
+	idem_store_open(&store, idem_arg_store(fcinfo, 7), RowExclusiveLock);
 	idem_find_and_lock_claim(&store, &ref);
 
 	idem_policy_of_route(row_text(store.row, Anum_key_route), &policy);
@@ -119,8 +118,7 @@ idem_release(PG_FUNCTION_ARGS)
 	PreventCommandDuringRecovery("idem_release()");
 	arg_claim(fcinfo, 1, &ref);
 
-	idem_store_open(&store, PG_ARGISNULL(4) ? InvalidOid : PG_GETARG_OID(4),
-					RowExclusiveLock);
+	idem_store_open(&store, idem_arg_store(fcinfo, 4), RowExclusiveLock);
 	idem_find_and_lock_claim(&store, &ref);
 	idem_set_column(idem_store_new_version(&store, true),
 					Anum_key_lease_until, TimestampTzGetDatum(DT_NOBEGIN));
@@ -267,8 +265,7 @@ idem_resume(PG_FUNCTION_ARGS)
 		req.tenant = idem_arg_tenant(fcinfo, 4);
 
 	InitMaterializedSRF(fcinfo, 0);
-	idem_store_open(&store, PG_ARGISNULL(5) ? InvalidOid : PG_GETARG_OID(5),
-					RowExclusiveLock);
+	idem_store_open(&store, idem_arg_store(fcinfo, 5), RowExclusiveLock);
 	SPI_connect();
 	portal = open_candidates(&store, &req, now);
 	while (resumed < req.max)

@@ -253,6 +253,7 @@ extern List *idem_route_policies(void);
 extern text *idem_arg_name(FunctionCallInfo fcinfo, int argno,
 						   const char *what);
 extern text *idem_arg_tenant(FunctionCallInfo fcinfo, int argno);
+extern Oid	idem_arg_store(FunctionCallInfo fcinfo, int argno);
 extern bytea *idem_arg_hash(FunctionCallInfo fcinfo, int argno);
 extern void idem_arg_interval(FunctionCallInfo fcinfo, int argno,
 							  Interval *result);
