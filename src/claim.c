@@ -553,8 +553,7 @@ idem_begin(PG_FUNCTION_ARGS)
 	req.has_first_sent = !PG_ARGISNULL(7);
 	req.first_sent = req.has_first_sent ? PG_GETARG_TIMESTAMPTZ(7) : 0;
 
-	idem_store_open(&store, PG_ARGISNULL(8) ? InvalidOid : PG_GETARG_OID(8),
-					RowExclusiveLock);
+	idem_store_open(&store, idem_arg_store(fcinfo, 8), RowExclusiveLock);
 	result = claim(&store, &req, &wait);
 	idem_store_close(&store);
 	PG_RETURN_DATUM(result);
@@ -598,8 +597,7 @@ idem_lookup(PG_FUNCTION_ARGS)
 	key.route = idem_arg_name(fcinfo, 1, "route");
 	key.tenant = idem_arg_tenant(fcinfo, 2);
 
-	idem_store_open(&store, PG_ARGISNULL(3) ? InvalidOid : PG_GETARG_OID(3),
-					AccessShareLock);
+	idem_store_open(&store, idem_arg_store(fcinfo, 3), AccessShareLock);
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	idem_store_scan(&store, &key, snapshot);
 	found = idem_store_scan_next(&store) &&

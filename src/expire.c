@@ -19,7 +19,7 @@
  * As whom: as the store's owner, under SECURITY_RESTRICTED_OPERATION and
  * with a safe search_path, for a DELETE may fire the owner's triggers, and
  * the worker is a superuser.  Deferred constraints of the store are made
- * immediate first, so that no trigger is left for the commit, when the
+ * immediate meanwhile, so that no trigger is left for the commit, when the
  * switch is over.
  *
  * In whose way: a worker asks before each batch whether somebody wants the
@@ -108,13 +108,14 @@ sweep_start(Sweep *sweep, Oid relid, bool may_wait)
  */
 
 /*
- * Make the store's deferrable constraints immediate for this transaction, so
- * that their triggers fire at the end of our statements, as the store's
- * owner.  (The server itself refuses to leave a deferred trigger behind
- * under SECURITY_RESTRICTED_OPERATION.)
+ * SET CONSTRAINTS for those constraints of the store that are deferrable or,
+ * to set them back, those that are so at first.  While they are immediate,
+ * their triggers fire at the end of our statements, as the store's owner.
+ * (The server itself refuses to leave a deferred trigger behind under
+ * SECURITY_RESTRICTED_OPERATION.)
  */
 static void
-make_constraints_immediate(Relation rel)
+set_constraints(Relation rel, bool deferred)
 {
 	TriggerDesc *triggers = rel->trigdesc;
 	StringInfoData sql;
@@ -123,13 +124,15 @@ make_constraints_immediate(Relation rel)
 	initStringInfo(&sql);
 	for (int i = 0; triggers != NULL && i < triggers->numtriggers; i++)
 	{
-		Oid			constraint = triggers->triggers[i].tgconstraint;
+		Trigger    *trigger = &triggers->triggers[i];
 		HeapTuple	tuple;
 		Form_pg_constraint form;
 
-		if (!triggers->triggers[i].tgdeferrable || !OidIsValid(constraint))
+		if (!OidIsValid(trigger->tgconstraint) ||
+			!(deferred ? trigger->tginitdeferred : trigger->tgdeferrable))
 			continue;
-		tuple = SearchSysCache1(CONSTROID, ObjectIdGetDatum(constraint));
+		tuple = SearchSysCache1(CONSTROID,
+								ObjectIdGetDatum(trigger->tgconstraint));
 		if (!HeapTupleIsValid(tuple))
 			continue;
 		form = (Form_pg_constraint) GETSTRUCT(tuple);
@@ -141,7 +144,7 @@ make_constraints_immediate(Relation rel)
 	}
 	if (sql.len > 0)
 	{
-		appendStringInfoString(&sql, " IMMEDIATE");
+		appendStringInfoString(&sql, deferred ? " DEFERRED" : " IMMEDIATE");
 		SPI_execute(sql.data, false, 0);
 	}
 	pfree(sql.data);
@@ -160,7 +163,7 @@ pick_batch(Sweep *sweep, const char *store_name, int size)
 	appendStringInfo(&sql,
 					 "SELECT ctid, expires_at, key, tenant, route,"
 					 " state = 'in_progress', attempt"
-					 " FROM %s"
+					 " FROM ONLY %s"
 					 " WHERE expires_at <= $1"
 					 " AND (expires_at, key, tenant, route) > ($2, $3, $4, $5)"
 					 " AND (state <> 'in_progress'%s)"
@@ -223,7 +226,7 @@ delete_rows(const char *store_name, SPITupleTable *rows,
 	Datum	   *ctids = palloc(n * sizeof(Datum));
 	Oid			type = TIDARRAYOID;
 	Datum		value;
-	char	   *sql = psprintf("DELETE FROM %s WHERE ctid = ANY ($1)",
+	char	   *sql = psprintf("DELETE FROM ONLY %s WHERE ctid = ANY ($1)",
 							   store_name);
 
 	for (int i = 0; i < n; i++)
@@ -390,7 +393,7 @@ sweep_batch(Sweep *sweep, int size)
 							 true, 0, false);
 	SPI_connect();
 
-	make_constraints_immediate(rel);
+	set_constraints(rel, false);
 	pick_batch(sweep, store_name, size);
 	n = SPI_processed;
 	rows = SPI_tuptable;
@@ -399,6 +402,7 @@ sweep_batch(Sweep *sweep, int size)
 		advance(sweep, rows, n - 1);
 		delete_batch(sweep, store_name, rows, 0, n - 1);
 	}
+	set_constraints(rel, true);
 
 	SPI_finish();
 	AtEOXact_GUC(false, save_nestlevel);

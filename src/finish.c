@@ -282,8 +282,7 @@ idem_finish(PG_FUNCTION_ARGS)
 	key.tenant = idem_arg_tenant(fcinfo, 6);
 	idem_arg_interval(fcinfo, 8, 0, &ttl);
 
-	idem_store_open(&store, PG_ARGISNULL(9) ? InvalidOid : PG_GETARG_OID(9),
-					RowExclusiveLock);
+	idem_store_open(&store, idem_arg_store(fcinfo, 9), RowExclusiveLock);
 	find_and_lock_claim(&store, &key, !PG_ARGISNULL(7),
 						PG_ARGISNULL(7) ? 0 : PG_GETARG_INT32(7));
 	finish(&store, &key, &result, PG_ARGISNULL(8) ? NULL : &ttl);

@@ -227,6 +227,7 @@ extern void idem_store_update(IdemStore *store);
 extern text *idem_arg_name(FunctionCallInfo fcinfo, int argno,
 						   const char *what);
 extern text *idem_arg_tenant(FunctionCallInfo fcinfo, int argno);
+extern Oid	idem_arg_store(FunctionCallInfo fcinfo, int argno);
 extern bytea *idem_arg_hash(FunctionCallInfo fcinfo, int argno);
 extern void idem_arg_interval(FunctionCallInfo fcinfo, int argno,
 							  int64 default_usecs, Interval *result);

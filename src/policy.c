@@ -17,6 +17,7 @@
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
+#include "utils/numeric.h"
 
 /*
  * Does the character at s, len bytes long in the database's encoding, belong
@@ -125,6 +126,19 @@ idem_arg_tenant(FunctionCallInfo fcinfo, int argno)
 	check_name(VARDATA_ANY(tenant), VARSIZE_ANY_EXHDR(tenant),
 			   "tenant", true);
 	return tenant;
+}
+
+/* The store: InvalidOid for the default one */
+Oid
+idem_arg_store(FunctionCallInfo fcinfo, int argno)
+{
+	if (PG_ARGISNULL(argno))
+		return InvalidOid;
+	if (!OidIsValid(PG_GETARG_OID(argno)))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("store with OID %u does not exist", InvalidOid)));
+	return PG_GETARG_OID(argno);
 }
 
 /* The request's fingerprint, or NULL for a caller that takes none */
@@ -236,26 +250,106 @@ idem_status_is_kept(int status)
 	}
 }
 
-/* Bytes of the text of a jsonb value, as far as max needs to know */
+/* Length of a string as JSON text, with its quotes; see escape_json() */
+static int64
+json_string_size(const char *s, int len)
+{
+	int64		size = len + 2;
+
+	for (int i = 0; i < len; i++)
+	{
+		switch (s[i])
+		{
+			case '\b':
+			case '\f':
+			case '\n':
+			case '\r':
+			case '\t':
+			case '"':
+			case '\\':
+				size++;
+				break;
+			default:
+				if ((unsigned char) s[i] < ' ')
+					size += strlen("\\u0001") - 1;
+				break;
+		}
+	}
+	return size;
+}
+
+static int64
+json_scalar_size(const JsonbValue *value)
+{
+	char	   *digits;
+	int64		size;
+
+	switch (value->type)
+	{
+		case jbvNull:
+			return strlen("null");
+		case jbvBool:
+			return strlen(value->val.boolean ? "true" : "false");
+		case jbvString:
+			return json_string_size(value->val.string.val,
+									value->val.string.len);
+		case jbvNumeric:
+			digits = DatumGetCString(DirectFunctionCall1(numeric_out,
+														 NumericGetDatum(value->val.numeric)));
+			size = strlen(digits);
+			pfree(digits);
+			return size;
+		default:
+			elog(ERROR, "unexpected jsonb value type %d", (int) value->type);
+	}
+}
+
+/*
+ * Bytes of the text of a jsonb value, counted rather than made, and only as
+ * far as it takes to see that they are more than max.
+ */
 static int64
 json_text_size(Jsonb *jb, int64 max)
 {
-	StringInfoData buf;
-	int64		size = VARSIZE(jb);
+	JsonbIterator *it = JsonbIteratorInit(&jb->root);
+	JsonbValue	value;
+	JsonbIteratorToken token;
+	bool		scalar = JB_ROOT_IS_SCALAR(jb);
+	bool		first = true;
+	int64		size = 0;
 
-	/*
-	 * The text of a string is at most six times as long as its bytes
-	 * (\u0001), so a value that is small enough in its stored form needs no
-	 * text made of it.  (Numbers like 1e1000 do get longer than that; but
-	 * they are as short in the table as they were here.)
-	 */
-	if (size * 6 <= max)
-		return size;
+	while (size <= max &&
+		   (token = JsonbIteratorNext(&it, &value, false)) != WJB_DONE)
+	{
+		/* ", " goes before everything but the first of its container ... */
+		if (!first && (token == WJB_KEY || token == WJB_ELEM ||
+					   token == WJB_BEGIN_ARRAY || token == WJB_BEGIN_OBJECT))
+			size += 2;
+		first = false;
 
-	initStringInfo(&buf);
-	JsonbToCString(&buf, &jb->root, VARSIZE(jb));
-	size = buf.len;
-	pfree(buf.data);
+		switch (token)
+		{
+			case WJB_BEGIN_ARRAY:
+			case WJB_BEGIN_OBJECT:
+				size += scalar ? 0 : 2; /* both brackets */
+				first = true;
+				break;
+			case WJB_END_ARRAY:
+			case WJB_END_OBJECT:
+				break;
+			case WJB_KEY:
+				/* ... and the value of a key, which has ": " */
+				size += json_scalar_size(&value) + 2;
+				first = true;
+				break;
+			case WJB_ELEM:
+			case WJB_VALUE:
+				size += json_scalar_size(&value);
+				break;
+			default:
+				elog(ERROR, "unexpected jsonb token %d", (int) token);
+		}
+	}
 	return size;
 }
 

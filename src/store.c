@@ -86,7 +86,7 @@
 #include "access/xact.h"
 #include "catalog/index.h"
 #include "catalog/pg_am.h"
-#include "catalog/pg_collation.h"
+#include "catalog/pg_inherits.h"
 #include "catalog/pg_trigger.h"
 #include "commands/trigger.h"
 #include "executor/executor.h"
@@ -187,6 +187,12 @@ check_store_kind(Relation rel)
 		refuse_store(rel, ERRCODE_WRONG_OBJECT_TYPE,
 					 "A store must be a table of type idempotency_key.",
 					 "Create stores with idem_create_table().");
+
+	/* relhassubclass stays set for a while when the last child has gone */
+	if (rel->rd_rel->relhassubclass &&
+		find_inheritance_children(RelationGetRelid(rel), NoLock) != NIL)
+		refuse_store(rel, ERRCODE_WRONG_OBJECT_TYPE,
+					 "A store must not be inherited from.", NULL);
 }
 
 /* A trigger for INSERT or UPDATE would be passed over here. */
