@@ -287,12 +287,13 @@ CREATE FUNCTION @extschema@.idem_resume(
 	lease			pg_catalog.interval DEFAULT NULL,
 	held			pg_catalog.bool DEFAULT false,
 	tenant			pg_catalog.text DEFAULT NULL,
+	key				pg_catalog.text DEFAULT NULL,
 	store			pg_catalog.regclass DEFAULT NULL)
 RETURNS SETOF @extschema@.idempotency_key
 AS 'MODULE_PATHNAME', 'idem_resume'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION @extschema@.idem_resume(pg_catalog.int4, pg_catalog.text, pg_catalog.interval, pg_catalog.bool, pg_catalog.text, pg_catalog.regclass) IS
+COMMENT ON FUNCTION @extschema@.idem_resume(pg_catalog.int4, pg_catalog.text, pg_catalog.interval, pg_catalog.bool, pg_catalog.text, pg_catalog.text, pg_catalog.regclass) IS
 	'take over claims whose lease is over, max at the most, each for one caller';
 
 CREATE FUNCTION @extschema@.idem_child_key(
@@ -410,7 +411,7 @@ REVOKE ALL ON FUNCTION
 	@extschema@.idem_routes_changed(),
 	@extschema@.idem_checkpoint(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.interval, pg_catalog.text, pg_catalog.text, pg_catalog.int4, pg_catalog.regclass),
 	@extschema@.idem_release(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.int4, pg_catalog.regclass),
-	@extschema@.idem_resume(pg_catalog.int4, pg_catalog.text, pg_catalog.interval, pg_catalog.bool, pg_catalog.text, pg_catalog.regclass),
+	@extschema@.idem_resume(pg_catalog.int4, pg_catalog.text, pg_catalog.interval, pg_catalog.bool, pg_catalog.text, pg_catalog.text, pg_catalog.regclass),
 	@extschema@.idem_child_key(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text),
 	@extschema@.idem_call(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.regprocedure, pg_catalog.text, pg_catalog.interval, pg_catalog.interval, pg_catalog.interval, pg_catalog.timestamptz, pg_catalog.regclass),
 	@extschema@.idem_expire(pg_catalog.int4),
@@ -420,6 +421,9 @@ REVOKE ALL ON FUNCTION
 FROM PUBLIC;
 
 REVOKE ALL ON TYPE
+	@extschema@.idempotency_keys,
+	@extschema@.idem_routes,
+	@extschema@.idem_unfinished,
 	@extschema@.idem_state,
 	@extschema@.idempotency_key,
 	@extschema@.idem_claim

@@ -16,11 +16,11 @@
 #include "catalog/namespace.h"
 #include "catalog/pg_extension.h"
 #include "executor/spi.h"
-#include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "nodes/makefuncs.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
+#include "utils/regproc.h"
 #include "utils/varlena.h"
 
 PG_FUNCTION_INFO_V1(idem_create_table);
@@ -88,16 +88,6 @@ idem_create_table(PG_FUNCTION_ARGS)
 	PG_RETURN_OID(get_relname_relid(rv->relname, namespace));
 }
 
-/* Append "prefix.a, prefix.b, ..." */
-static void
-append_names(StringInfo sql, const char *schema, const char *const *names,
-			 int n)
-{
-	for (int i = 0; i < n; i++)
-		appendStringInfo(sql, "%s%s", i > 0 ? ", " : "",
-						 quote_qualified_identifier(schema, names[i]));
-}
-
 /*
  * GRANT or REVOKE what an application needs.  The server itself only warns
  * where the caller may not; here that is an error.
@@ -109,26 +99,22 @@ change_privileges(Oid roleid, bool grant)
 	const char *role = quote_identifier(GetUserNameFromId(roleid, false));
 	const char *verb = grant ? "GRANT" : "REVOKE";
 	const char *to = grant ? "TO" : "FROM";
-	StringInfoData sql;
 
 	if (!object_ownercheck(ExtensionRelationId, idem_catalog()->extension,
 						   GetUserId()))
 		aclcheck_error(ACLCHECK_NOT_OWNER, OBJECT_EXTENSION, "pg_idem");
 
 	SPI_connect();
-	initStringInfo(&sql);
-	appendStringInfo(&sql, "%s EXECUTE ON FUNCTION ", verb);
-	append_names(&sql, schema, application_functions,
-				 lengthof(application_functions));
-	appendStringInfo(&sql, " %s %s", to, role);
-	run(sql.data);
 
-	resetStringInfo(&sql);
-	appendStringInfo(&sql, "%s USAGE ON TYPE ", verb);
-	append_names(&sql, schema, application_types,
-				 lengthof(application_types));
-	appendStringInfo(&sql, " %s %s", to, role);
-	run(sql.data);
+	/* our own functions only, whatever else may have the same name */
+	for (int i = 0; i < lengthof(application_functions); i++)
+		run(psprintf("%s EXECUTE ON FUNCTION %s %s %s", verb,
+					 format_procedure_qualified(idem_member_function(application_functions[i])),
+					 to, role));
+	for (int i = 0; i < lengthof(application_types); i++)
+		run(psprintf("%s USAGE ON TYPE %s %s %s", verb,
+					 quote_qualified_identifier(schema, application_types[i]),
+					 to, role));
 
 	/* the schema may serve others too, so its USAGE is never taken away */
 	if (grant && !idem_has_schema_usage(get_namespace_oid(schema, false),

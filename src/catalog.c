@@ -25,6 +25,7 @@
 #include "pg_idem.h"
 
 #include "access/htup_details.h"
+#include "access/relation.h"
 #include "access/table.h"
 #include "catalog/dependency.h"
 #include "catalog/indexing.h"
@@ -32,15 +33,17 @@
 #include "catalog/pg_depend.h"
 #include "catalog/pg_enum.h"
 #include "catalog/pg_extension.h"
+#include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "commands/extension.h"
+#include "miscadmin.h"
+#include "storage/lock.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
-#include "utils/memutils.h"
+#include "utils/rel.h"
 #include "utils/syscache.h"
-#include "utils/typcache.h"
 
 static IdemCatalog catalog;
 static bool catalog_valid = false;
@@ -87,12 +90,20 @@ relation_changed(Datum arg, Oid relid)
 /*
  * Refuse to work with a type whose columns are not the ones that this
  * library was compiled for: the .so of one version with the SQL of another.
+ * Returns false if the type was dropped meanwhile.
  */
-static void
+static bool
 check_columns(Oid type, const Oid *expected, int natts, Oid state_type)
 {
-	TupleDesc	desc = lookup_rowtype_tupdesc(type, -1);
-	bool		same = (desc->natts == natts);
+	Relation	rel = try_relation_open(get_typ_typrelid(type),
+										AccessShareLock);
+	TupleDesc	desc;
+	bool		same;
+
+	if (rel == NULL)
+		return false;
+	desc = RelationGetDescr(rel);
+	same = (desc->natts == natts);
 
 	for (int i = 0; same && i < natts; i++)
 	{
@@ -103,7 +114,7 @@ check_columns(Oid type, const Oid *expected, int natts, Oid state_type)
 			want = state_type;
 		same = (!att->attisdropped && att->atttypid == want);
 	}
-	ReleaseTupleDesc(desc);
+	relation_close(rel, AccessShareLock);
 
 	if (!same)
 		ereport(ERROR,
@@ -111,6 +122,7 @@ check_columns(Oid type, const Oid *expected, int natts, Oid state_type)
 				 errmsg("type \"%s\" is not the one that this version of the pg_idem library works with",
 						format_type_be(type)),
 				 errhint("Run ALTER EXTENSION pg_idem UPDATE, or install the library of the extension's version.")));
+	return true;
 }
 
 /* OID of the label of idem_state with this name */
@@ -130,28 +142,58 @@ state_label_oid(Oid state_type, const char *label)
 	return oid;
 }
 
-/* Note the member with this class and OID, if it is one that we look for. */
-static void
-note_member(IdemCatalog *found, Oid classid, Oid objid, List **tables)
+/* OIDs of the extension's members of one class, from pg_depend */
+static List *
+extension_members(Oid extension, Oid classid)
 {
-	if (classid == TypeRelationId)
+	Relation	depend = table_open(DependRelationId, AccessShareLock);
+	ScanKeyData key[2];
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	List	   *members = NIL;
+
+	ScanKeyInit(&key[0], Anum_pg_depend_refclassid, BTEqualStrategyNumber,
+				F_OIDEQ, ObjectIdGetDatum(ExtensionRelationId));
+	ScanKeyInit(&key[1], Anum_pg_depend_refobjid, BTEqualStrategyNumber,
+				F_OIDEQ, ObjectIdGetDatum(extension));
+	scan = systable_beginscan(depend, DependReferenceIndexId, true,
+							  NULL, 2, key);
+	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
 	{
-		HeapTuple	tuple = SearchSysCache1(TYPEOID, ObjectIdGetDatum(objid));
+		Form_pg_depend dep = (Form_pg_depend) GETSTRUCT(tuple);
+
+		if (dep->deptype == DEPENDENCY_EXTENSION && dep->objsubid == 0 &&
+			dep->classid == classid)
+			members = lappend_oid(members, dep->objid);
+	}
+	systable_endscan(scan);
+	table_close(depend, AccessShareLock);
+	return members;
+}
+
+/* Find the types among the extension's members, by name. */
+static void
+find_types(IdemCatalog *found)
+{
+	ListCell   *lc;
+
+	foreach(lc, extension_members(found->extension, TypeRelationId))
+	{
+		Oid			type = lfirst_oid(lc);
+		HeapTuple	tuple = SearchSysCache1(TYPEOID, ObjectIdGetDatum(type));
 		const char *name;
 
 		if (!HeapTupleIsValid(tuple))
-			return;
+			continue;
 		name = NameStr(((Form_pg_type) GETSTRUCT(tuple))->typname);
 		if (strcmp(name, "idempotency_key") == 0)
-			found->key_type = objid;
+			found->key_type = type;
 		else if (strcmp(name, "idem_claim") == 0)
-			found->claim_type = objid;
+			found->claim_type = type;
 		else if (strcmp(name, "idem_state") == 0)
-			found->state_type = objid;
+			found->state_type = type;
 		ReleaseSysCache(tuple);
 	}
-	else if (classid == RelationRelationId)
-		*tables = lappend_oid(*tables, objid);
 }
 
 /* The row type that a typed table was made OF, or InvalidOid */
@@ -168,45 +210,22 @@ typed_table_of(Oid relid)
 	return type;
 }
 
-/* Walk the extension's members in pg_depend. */
+/* Find the tables: the default store by its type, idem_routes by name. */
 static void
-find_members(IdemCatalog *found)
+find_tables(IdemCatalog *found)
 {
-	Relation	depend = table_open(DependRelationId, AccessShareLock);
-	ScanKeyData key[2];
-	SysScanDesc scan;
-	HeapTuple	tuple;
-	List	   *tables = NIL;
 	ListCell   *lc;
 
-	ScanKeyInit(&key[0], Anum_pg_depend_refclassid, BTEqualStrategyNumber,
-				F_OIDEQ, ObjectIdGetDatum(ExtensionRelationId));
-	ScanKeyInit(&key[1], Anum_pg_depend_refobjid, BTEqualStrategyNumber,
-				F_OIDEQ, ObjectIdGetDatum(found->extension));
-	scan = systable_beginscan(depend, DependReferenceIndexId, true,
-							  NULL, 2, key);
-	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
-	{
-		Form_pg_depend dep = (Form_pg_depend) GETSTRUCT(tuple);
-
-		if (dep->deptype == DEPENDENCY_EXTENSION && dep->objsubid == 0)
-			note_member(found, dep->classid, dep->objid, &tables);
-	}
-	systable_endscan(scan);
-	table_close(depend, AccessShareLock);
-
-	foreach(lc, tables)
+	foreach(lc, extension_members(found->extension, RelationRelationId))
 	{
 		Oid			relid = lfirst_oid(lc);
 		const char *name = get_rel_name(relid);
 
-		if (OidIsValid(found->key_type) &&
-			typed_table_of(relid) == found->key_type)
+		if (typed_table_of(relid) == found->key_type)
 			found->default_store = relid;
 		else if (name != NULL && strcmp(name, "idem_routes") == 0)
 			found->routes = relid;
 	}
-	list_free(tables);
 }
 
 /*
@@ -229,17 +248,26 @@ load_catalog(void)
 	found.extension = get_extension_oid("pg_idem", true);
 	if (!OidIsValid(found.extension))
 		return false;
-	find_members(&found);
+	find_types(&found);
 	if (!OidIsValid(found.key_type) || !OidIsValid(found.claim_type) ||
-		!OidIsValid(found.state_type) || !OidIsValid(found.routes))
+		!OidIsValid(found.state_type))
+		return false;
+	find_tables(&found);
+	if (!OidIsValid(found.routes))
 		return false;
 
+	if (!check_columns(found.key_type, key_column_type, Natts_key,
+					   found.state_type) ||
+		!check_columns(found.claim_type, claim_column_type, Natts_claim,
+					   found.state_type))
+	{
+		/* dropped while we waited; perhaps created anew by then */
+		if (get_extension_oid("pg_idem", true) == found.extension)
+			return false;
+		return load_catalog();
+	}
 	for (int i = 0; i < IDEM_NSTATES; i++)
 		found.state[i] = state_label_oid(found.state_type, state_label[i]);
-	check_columns(found.key_type, key_column_type, Natts_key,
-				  found.state_type);
-	check_columns(found.claim_type, claim_column_type, Natts_claim,
-				  found.state_type);
 
 	key_type_hash = GetSysCacheHashValue1(TYPEOID,
 										  ObjectIdGetDatum(found.key_type));
@@ -279,6 +307,48 @@ bool
 idem_catalog_exists(void)
 {
 	return catalog_valid || load_catalog();
+}
+
+/*
+ * For the worker: lock the extension against DROP EXTENSION until the
+ * transaction ends, without waiting.  False if it is not there, or somebody
+ * is dropping it.
+ */
+bool
+idem_lock_extension(void)
+{
+	Oid			extension = get_extension_oid("pg_idem", true);
+	LOCKTAG		tag;
+
+	if (!OidIsValid(extension))
+		return false;
+	SET_LOCKTAG_OBJECT(tag, MyDatabaseId, ExtensionRelationId, extension, 0);
+	if (LockAcquire(&tag, AccessShareLock, false, true) ==
+		LOCKACQUIRE_NOT_AVAIL)
+		return false;
+	AcceptInvalidationMessages();
+	return get_extension_oid("pg_idem", true) == extension;
+}
+
+/* OID of the extension's function of this name, which must have just one */
+Oid
+idem_member_function(const char *name)
+{
+	ListCell   *lc;
+
+	foreach(lc, extension_members(idem_catalog()->extension,
+								  ProcedureRelationId))
+	{
+		char	   *member = get_func_name(lfirst_oid(lc));
+
+		if (member != NULL && strcmp(member, name) == 0)
+			return lfirst_oid(lc);
+	}
+	ereport(ERROR,
+			(errcode(ERRCODE_UNDEFINED_FUNCTION),
+			 errmsg("extension \"pg_idem\" has no function \"%s\"", name),
+			 errhint("Run ALTER EXTENSION pg_idem UPDATE, or install the library of the extension's version.")));
+	return InvalidOid;			/* keep the compiler quiet */
 }
 
 /*

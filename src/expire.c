@@ -4,12 +4,13 @@
  *	  The sweep: removes expired keys, by idem_expire() or from a worker.
  *
  * What is done: results past their route's response_ttl are dropped (by a
- * worker once an hour), and keys are removed: finished ones past expires_at, and claims left in
- * progress once both their lease and their expires_at are over, unless
- * on_lost_lease is "hold".  Each of the latter is logged.
+ * worker once an hour), and keys are removed: finished ones past expires_at,
+ * and claims left in progress once both their lease and their expires_at are
+ * over, unless on_lost_lease is "hold".  Each of the latter is logged.
  *
- * How: with SQL, in batches of pg_idem.expire_batch, oldest first, each batch
- * a transaction of its own in the worker.  A batch locks its rows with SKIP
+ * How: with SQL, in batches of at most pg_idem.expire_batch rows and about
+ * half a second, oldest first, each batch a transaction of its own in the
+ * worker.  A batch locks its rows with SKIP
  * LOCKED, so the sweep waits for no claim, and no claim for more than one
  * batch.  The next batch starts behind the last row of the one before, so
  * rows that cannot go are met once a sweep and hold up nothing.  If a batch
@@ -61,7 +62,13 @@
 
 PG_FUNCTION_INFO_V1(idem_expire);
 
+/* How long the rows of a batch may take to delete, in milliseconds */
+#define MAX_BATCH_MSECS	500
+#define MAX_SLICE_MSECS	50
+
 /* Columns of the query that picks a batch */
+#define PICK_COLUMNS \
+	"ctid, expires_at, key, tenant, route, state = 'in_progress', attempt"
 #define PICK_CTID		1
 #define PICK_EXPIRES_AT	2
 #define PICK_KEY		3
@@ -191,9 +198,7 @@ pick_batch(Sweep *sweep, const char *store_name, int size)
 	/* a released claim has the lease -infinity, and is not held */
 	initStringInfo(&sql);
 	appendStringInfo(&sql,
-					 "SELECT ctid, expires_at, key, tenant, route,"
-					 " state = 'in_progress', attempt"
-					 " FROM ONLY %s"
+					 "SELECT " PICK_COLUMNS " FROM ONLY %s"
 					 " WHERE expires_at <= $1"
 					 " AND (expires_at, key, tenant, route) > ($2, $3, $4, $5)"
 					 " AND (state <> 'in_progress' OR lease_until = '-infinity'"
@@ -249,8 +254,11 @@ advance(Sweep *sweep, SPITupleTable *rows, uint64 last)
 	MemoryContextSwitchTo(old);
 }
 
-/* Delete rows [first, last] of those picked; returns how many went. */
-static uint64
+/*
+ * Delete rows [first, last] of those picked.  Those that went are in
+ * SPI_tuptable, in the columns of the query that picked them.
+ */
+static void
 delete_rows(const char *store_name, SPITupleTable *rows,
 			uint64 first, uint64 last)
 {
@@ -258,8 +266,8 @@ delete_rows(const char *store_name, SPITupleTable *rows,
 	Datum	   *ctids = palloc(n * sizeof(Datum));
 	Oid			type = TIDARRAYOID;
 	Datum		value;
-	char	   *sql = psprintf("DELETE FROM ONLY %s WHERE ctid = ANY ($1)",
-							   store_name);
+	char	   *sql = psprintf("DELETE FROM ONLY %s WHERE ctid = ANY ($1)"
+							   " RETURNING " PICK_COLUMNS, store_name);
 
 	for (int i = 0; i < n; i++)
 		ctids[i] = picked(rows, first + i, PICK_CTID);
@@ -267,30 +275,30 @@ delete_rows(const char *store_name, SPITupleTable *rows,
 											sizeof(ItemPointerData), false,
 											TYPALIGN_SHORT));
 	if (SPI_execute_with_args(sql, 1, &type, &value, NULL, false, 0) !=
-		SPI_OK_DELETE)
+		SPI_OK_DELETE_RETURNING)
 		elog(ERROR, "could not delete expired keys: %s",
 			 SPI_result_code_string(SPI_result));
 	pfree(sql);
-	return SPI_processed;
 }
 
 /*
- * Delete rows [first, last] in a subtransaction.  Returns how many went, or
- * -1 with the error in *error.
+ * Delete rows [first, last] in a subtransaction.  Returns false, with the
+ * error in *error, if it failed.
  */
-static int64
+static bool
 try_to_delete_rows(const char *store_name, SPITupleTable *rows,
 				   uint64 first, uint64 last, ErrorData **error)
 {
 	MemoryContext context = CurrentMemoryContext;
 	ResourceOwner owner = CurrentResourceOwner;
-	volatile int64 removed = -1;
+	volatile bool done = false;
 
 	BeginInternalSubTransaction(NULL);
 	MemoryContextSwitchTo(context);
 	PG_TRY();
 	{
-		removed = delete_rows(store_name, rows, first, last);
+		delete_rows(store_name, rows, first, last);
+		done = true;
 		ReleaseCurrentSubTransaction();
 		MemoryContextSwitchTo(context);
 		CurrentResourceOwner = owner;
@@ -303,22 +311,22 @@ try_to_delete_rows(const char *store_name, SPITupleTable *rows,
 		RollbackAndReleaseCurrentSubTransaction();
 		MemoryContextSwitchTo(context);
 		CurrentResourceOwner = owner;
-		removed = -1;
+		done = false;
 	}
 	PG_END_TRY();
 
 	/* an order to stop is not a row's fault */
-	if (removed < 0 && ((*error)->sqlerrcode == ERRCODE_QUERY_CANCELED ||
-						(*error)->sqlerrcode == ERRCODE_ADMIN_SHUTDOWN))
+	if (!done && ((*error)->sqlerrcode == ERRCODE_QUERY_CANCELED ||
+				  (*error)->sqlerrcode == ERRCODE_ADMIN_SHUTDOWN))
 		ReThrowError(*error);
-	return removed;
+	return done;
 }
 
-/* Say in the log which unfinished claims have gone. */
+/* Say in the log which unfinished claims are among the rows that went. */
 static void
-log_unfinished(SPITupleTable *rows, uint64 first, uint64 last)
+log_unfinished(SPITupleTable *rows, uint64 n)
 {
-	for (uint64 i = first; i <= last; i++)
+	for (uint64 i = 0; i < n; i++)
 	{
 		if (DatumGetBool(picked(rows, i, PICK_UNFINISHED)))
 			ereport(LOG,
@@ -340,14 +348,13 @@ delete_batch(Sweep *sweep, const char *store_name, SPITupleTable *rows,
 			 uint64 first, uint64 last)
 {
 	ErrorData  *error = NULL;
-	int64		removed = try_to_delete_rows(store_name, rows, first, last,
-											 &error);
 
 	CHECK_FOR_INTERRUPTS();
-	if (removed >= 0)
+	if (try_to_delete_rows(store_name, rows, first, last, &error))
 	{
-		sweep->removed += removed;
-		log_unfinished(rows, first, last);
+		sweep->removed += SPI_processed;
+		log_unfinished(SPI_tuptable, SPI_processed);
+		SPI_freetuptable(SPI_tuptable);
 	}
 	else if (first < last)
 	{
@@ -455,22 +462,54 @@ open_for_sweep(const Sweep *sweep)
 	return rel;
 }
 
+/*
+ * Delete the picked rows slice by slice, for as long as a batch may take: a
+ * row may be slow to go, for a trigger or a foreign key without an index.
+ * Returns how many of them have had their turn.
+ */
+static uint64
+delete_slices(Sweep *sweep, const char *store_name, SPITupleTable *rows,
+			  uint64 n)
+{
+	TimestampTz start = GetCurrentTimestamp();
+	TimestampTz now = start;
+	uint64		slice = 16;
+	uint64		done = 0;
+
+	while (done < n &&
+		   !TimestampDifferenceExceeds(start, now, MAX_BATCH_MSECS))
+	{
+		TimestampTz slice_start = now;
+
+		slice = Min(slice, n - done);
+		delete_batch(sweep, store_name, rows, done, done + slice - 1);
+		done += slice;
+
+		now = GetCurrentTimestamp();
+		if (TimestampDifferenceExceeds(slice_start, now, MAX_SLICE_MSECS))
+			slice = Max(slice / 2, 1);
+		else
+			slice *= 2;
+	}
+	return done;
+}
+
 /* Delete the next expired keys.  Returns false when there are no more. */
 static bool
 remove_batch(Sweep *sweep, const char *store_name, int size)
 {
 	SPITupleTable *rows;
 	uint64		n;
+	uint64		done;
 
 	pick_batch(sweep, store_name, size);
 	n = SPI_processed;
 	rows = SPI_tuptable;
-	if (n > 0)
-	{
-		advance(sweep, rows, n - 1);
-		delete_batch(sweep, store_name, rows, 0, n - 1);
-	}
-	return n == (uint64) size;
+	if (n == 0)
+		return false;
+	done = delete_slices(sweep, store_name, rows, n);
+	advance(sweep, rows, done - 1);
+	return n == (uint64) size || done < n;
 }
 
 /*
@@ -621,7 +660,7 @@ find_stores(List **stores)
 	bool		exists;
 
 	begin_step("looking for extension pg_idem");
-	exists = idem_catalog_exists();
+	exists = idem_lock_extension() && idem_catalog_exists();
 	if (exists)
 	{
 		List	   *found = idem_stores();
@@ -646,7 +685,8 @@ worker_batch(Sweep *sweep, SweepStep step)
 
 	begin_step("removing expired idempotency keys");
 	name = get_rel_name(sweep->relid);
-	if (name != NULL && idem_catalog_exists() && !idem_database_is_wanted())
+	if (name != NULL && idem_lock_extension() && idem_catalog_exists() &&
+		!idem_database_is_wanted())
 	{
 		pgstat_report_activity(STATE_RUNNING,
 							   psprintf("removing expired idempotency keys from \"%s\"",
@@ -687,9 +727,11 @@ worker_sweep(Sweep *sweep, SweepStep step)
 }
 
 /*
- * Settings of the database or the server that must not reach a sweep.  It
- * waits for no standby: nobody was told that the keys are gone, and a dead
- * standby must not hold up a shutdown.
+ * Settings of the database or the server that must not reach a sweep.
+ * Foreign keys must protect the keys that they refer to; a lock that a
+ * trigger or a foreign key waits for must not hold up the sweeps of other
+ * databases; and no standby is waited for: nobody was told that the keys are
+ * gone, and a dead standby must not hold up a shutdown.
  */
 static void
 override_settings(void)
@@ -698,6 +740,9 @@ override_settings(void)
 					PGC_SUSET, PGC_S_OVERRIDE);
 	SetConfigOption("default_transaction_read_only", "off",
 					PGC_SUSET, PGC_S_OVERRIDE);
+	SetConfigOption("session_replication_role", "origin",
+					PGC_SUSET, PGC_S_OVERRIDE);
+	SetConfigOption("lock_timeout", "1s", PGC_SUSET, PGC_S_OVERRIDE);
 	if (synchronous_commit > SYNCHRONOUS_COMMIT_LOCAL_FLUSH)
 		SetConfigOption("synchronous_commit", "local",
 						PGC_SUSET, PGC_S_OVERRIDE);
@@ -705,7 +750,7 @@ override_settings(void)
 
 /*
  * Entry point of the short-lived worker: sweep the stores of one database,
- * tell the launcher, end.  SIGTERM ends it wherever it is (die, the default).
+ * tell the launcher, end.
  */
 void
 idem_expire_main(Datum arg)
@@ -714,6 +759,8 @@ idem_expire_main(Datum arg)
 	ListCell   *lc;
 	bool		trouble = false;
 
+	/* the default of background workers would exit within the handler */
+	pqsignal(SIGTERM, die);
 	BackgroundWorkerUnblockSignals();
 	BackgroundWorkerInitializeConnectionByOid(DatumGetObjectId(arg),
 											  InvalidOid, 0);

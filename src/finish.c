@@ -3,9 +3,9 @@
  * finish.c
  *	  A claim that stands: finding and fencing it, and idem_finish.
  *
- * The claim is found under a fresh MVCC snapshot, since a dirty one can miss
- * a row that is there.  A row that this transaction wrote is its own to
- * change.  Any other is locked, waiting if need be, and what was checked
+ * A claim that this transaction made is found at once, and is its own to
+ * change.  Any other is looked for under a fresh MVCC snapshot, since a dirty
+ * one can miss a row that is there.  It is locked, waiting if need be, and what was checked
  * before the wait is checked again after it: that is the fence.  A worker
  * that lost its claim finds another attempt, or a finished key, and its whole
  * transaction fails.
@@ -18,6 +18,7 @@
  */
 #include "pg_idem.h"
 
+#include "access/xact.h"
 #include "access/xlog.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
@@ -70,12 +71,12 @@ check_unfinished(IdemStore *store, const IdemKey *key)
 }
 
 /*
- * Fetch the claim of a key whose route the caller has not named: the one in
- * progress or, if none is, the one finished row.  Returns false if there is
- * none at all; more than one is an error.
+ * Fetch the claim from an open scan: the one in progress or, if none is, the
+ * one finished row.  Returns how many of the kind there are, which is more
+ * than one only where the caller has not named the route.
  */
-static bool
-fetch_claim_of_any_route(IdemStore *store, const IdemKey *key)
+static int
+fetch_claim(IdemStore *store)
 {
 	int			unfinished = 0;
 	int			finished = 0;
@@ -93,17 +94,35 @@ fetch_claim_of_any_route(IdemStore *store, const IdemKey *key)
 		if (is_finished ? unfinished + finished == 1 : unfinished == 1)
 			idem_store_scan_keep(store);
 	}
+	if (unfinished + finished > 0)
+		idem_store_scan_keep(store);	/* swap it back */
+	return unfinished > 0 ? unfinished : finished;
+}
 
-	if (unfinished > 1 || (unfinished == 0 && finished > 1))
-		ereport(ERROR,
-				(errcode(ERRCODE_CARDINALITY_VIOLATION),
-				 errmsg("idempotency key \"%s\" has claims under several routes",
-						describe_key(key)),
-				 errhint("Pass the route.")));
-	if (unfinished + finished == 0)
-		return false;
-	idem_store_scan_keep(store);	/* swap it back */
-	return true;
+/*
+ * Is there just one claim in progress on the key, made by this transaction?
+ * The usual case.  It takes no snapshot and, under SERIALIZABLE, no predicate
+ * lock, which would make others that use the same index page fail.  Such a
+ * scan can miss a row that another transaction is moving, but none of our
+ * own; so a "no" proves nothing, a "yes" is certain.
+ */
+static bool
+find_own_claim(IdemStore *store, const IdemKey *key)
+{
+	bool		found;
+
+	idem_store_scan(store, key, SnapshotSelf);
+	if (key->route != NULL)
+		found = idem_store_scan_next(store);
+	else
+		found = fetch_claim(store) == 1;
+	idem_store_scan_end(store);
+
+	if (found && idem_row_state(store->row) == IDEM_IN_PROGRESS &&
+		idem_store_row_is_ours(store))
+		return true;
+	idem_store_forget(store);
+	return false;
 }
 
 /*
@@ -114,23 +133,30 @@ fetch_claim_of_any_route(IdemStore *store, const IdemKey *key)
 static void
 find_claim(IdemStore *store, const IdemKey *key)
 {
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	bool		found;
+	Snapshot	snapshot;
+	int			n;
 
+	if (find_own_claim(store, key))
+		return;
+
+	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	idem_store_scan(store, key, snapshot);
-	if (key->route != NULL)
-		found = idem_store_scan_next(store);
-	else
-		found = fetch_claim_of_any_route(store, key);
+	n = fetch_claim(store);
 	idem_store_scan_end(store);
 	UnregisterSnapshot(snapshot);
 
-	if (!found)
+	if (n == 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_NO_CLAIM),
 				 errmsg("there is no claim on idempotency key \"%s\"",
 						describe_key(key)),
 				 errhint("Call idem_begin() first, with the same tenant, route and store.")));
+	if (n > 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_CARDINALITY_VIOLATION),
+				 errmsg("idempotency key \"%s\" has claims under several routes",
+						describe_key(key)),
+				 errhint("Pass the route.")));
 }
 
 /*
@@ -172,7 +198,7 @@ typedef struct StoredResult
 
 /*
  * When a key that is being finished expires.  Retention counts from the
- * finish.  A claim made in this same transaction was given its time a moment
+ * finish.  A key created in this same transaction was given its time a moment
  * ago and keeps it: then the update changes no indexed column and is HOT.
  */
 static TimestampTz
@@ -187,7 +213,8 @@ retention_end(IdemStore *store, TimestampTz now, const Interval *ttl)
 
 	if (ttl != NULL)
 		return idem_time_after(now, ttl, "ttl");
-	if ((idem_store_row_is_ours(store) && idem_row_attempt(row) == 1) ||
+	if ((idem_store_row_is_ours(store) &&
+		 created_at >= GetCurrentTransactionStartTimestamp()) ||
 		TIMESTAMP_NOT_FINITE(expires_at))
 		return expires_at;
 

@@ -434,6 +434,21 @@ sweep_due_databases(void)
 	}
 }
 
+/*
+ * Was a database made due while we waited for a worker?  The latch may have
+ * been reset by then.
+ */
+static bool
+wake_up_is_pending(void)
+{
+	bool		pending;
+
+	SpinLockAcquire(&shared->mutex);
+	pending = OidIsValid(shared->wake_database);
+	SpinLockRelease(&shared->mutex);
+	return pending;
+}
+
 /* Milliseconds until the next database is due, a naptime at the most */
 static long
 time_to_next_sweep(void)
@@ -443,6 +458,8 @@ time_to_next_sweep(void)
 	HASH_SEQ_STATUS seq;
 	DatabaseState *state;
 
+	if (wake_up_is_pending())
+		return 0;
 	hash_seq_init(&seq, databases);
 	while ((state = hash_seq_search(&seq)) != NULL)
 		msecs = Min(msecs, TimestampDifferenceMilliseconds(now, state->due));

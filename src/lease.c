@@ -68,7 +68,7 @@ row_text(TupleTableSlot *row, AttrNumber attno)
  * idem_checkpoint(key, step, data, lease, route, tenant, attempt, store)
  *		returns timestamptz
  *
- * Returns when the renewed lease ends.
+ * Without a step, only the lease is renewed.  Returns when that ends.
  */
 Datum
 idem_checkpoint(PG_FUNCTION_ARGS)
@@ -86,6 +86,10 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 	arg_claim(fcinfo, 4, &ref);
 	step = PG_ARGISNULL(1) ? NULL : idem_arg_name(fcinfo, 1, "step");
 	data = PG_ARGISNULL(2) ? NULL : PG_GETARG_JSONB_P(2);
+	if (step == NULL && data != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("step must not be null where data is not")));
 
 	idem_store_open(&store, idem_arg_store(fcinfo, 7), RowExclusiveLock);
 	idem_find_and_lock_claim(&store, &ref);
@@ -98,8 +102,11 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 	next = idem_store_new_version(&store, true);
 	idem_set_column(next, Anum_key_lease_until,
 					TimestampTzGetDatum(lease_until));
-	idem_set_column_or_null(next, Anum_key_step, step);
-	idem_set_column_or_null(next, Anum_key_step_data, data);
+	if (step != NULL)
+	{
+		idem_set_column_or_null(next, Anum_key_step, step);
+		idem_set_column_or_null(next, Anum_key_step_data, data);
+	}
 	idem_store_update(&store);
 	idem_store_close(&store);
 	PG_RETURN_TIMESTAMPTZ(lease_until);
@@ -136,6 +143,7 @@ idem_release(PG_FUNCTION_ARGS)
 typedef struct ResumeRequest
 {
 	int64		max;
+	text	   *key;			/* NULL: any */
 	text	   *route;			/* NULL: any */
 	text	   *tenant;			/* NULL: any */
 	bool		has_lease;
@@ -150,9 +158,9 @@ typedef struct ResumeRequest
 static Portal
 open_candidates(IdemStore *store, const ResumeRequest *req, TimestampTz now)
 {
-	Oid			types[3] = {TIMESTAMPTZOID, TEXTOID, TEXTOID};
-	Datum		values[3];
-	char		nulls[4] = "   ";
+	Oid			types[4] = {TIMESTAMPTZOID, TEXTOID, TEXTOID, TEXTOID};
+	Datum		values[4];
+	char		nulls[5] = "    ";
 	Portal		portal;
 	Oid			save_userid;
 	int			save_sec_context;
@@ -163,6 +171,7 @@ open_candidates(IdemStore *store, const ResumeRequest *req, TimestampTz now)
 				   " AND lease_until OPERATOR(pg_catalog.<=) $1"
 				   " AND ($2 IS NULL OR route OPERATOR(pg_catalog.=) $2)"
 				   " AND ($3 IS NULL OR tenant OPERATOR(pg_catalog.=) $3)"
+				   " AND ($4 IS NULL OR key OPERATOR(pg_catalog.=) $4)"
 				   " ORDER BY lease_until USING OPERATOR(pg_catalog.<)",
 				   quote_qualified_identifier(get_namespace_name(RelationGetNamespace(store->rel)),
 											  RelationGetRelationName(store->rel)));
@@ -171,11 +180,13 @@ open_candidates(IdemStore *store, const ResumeRequest *req, TimestampTz now)
 	nulls[1] = req->route != NULL ? ' ' : 'n';
 	values[2] = PointerGetDatum(req->tenant);
 	nulls[2] = req->tenant != NULL ? ' ' : 'n';
+	values[3] = PointerGetDatum(req->key);
+	nulls[3] = req->key != NULL ? ' ' : 'n';
 
 	GetUserIdAndSecContext(&save_userid, &save_sec_context);
 	SetUserIdAndSecContext(store->rel->rd_rel->relowner,
 						   save_sec_context | SECURITY_RESTRICTED_OPERATION);
-	portal = SPI_cursor_open_with_args(NULL, sql, 3, types, values, nulls,
+	portal = SPI_cursor_open_with_args(NULL, sql, 4, types, values, nulls,
 									   false, CURSOR_OPT_NO_SCROLL);
 	SetUserIdAndSecContext(save_userid, save_sec_context);
 	return portal;
@@ -233,7 +244,7 @@ resume(IdemStore *store, ItemPointer tid, const ResumeRequest *req,
 }
 
 /*
- * idem_resume(max, route, lease, held, tenant, store)
+ * idem_resume(max, route, lease, held, tenant, key, store)
  *		returns setof idempotency_key
  */
 Datum
@@ -264,8 +275,10 @@ idem_resume(PG_FUNCTION_ARGS)
 	if (idem_tenant_is_role || !PG_ARGISNULL(4))
 		req.tenant = idem_arg_tenant(fcinfo, 4);
 
+	req.key = PG_ARGISNULL(5) ? NULL : idem_arg_name(fcinfo, 5, "key");
+
 	InitMaterializedSRF(fcinfo, 0);
-	idem_store_open(&store, idem_arg_store(fcinfo, 5), RowExclusiveLock);
+	idem_store_open(&store, idem_arg_store(fcinfo, 6), RowExclusiveLock);
 	SPI_connect();
 	portal = open_candidates(&store, &req, now);
 	while (resumed < req.max)

@@ -138,6 +138,8 @@ typedef struct IdemCatalog
 
 extern const IdemCatalog *idem_catalog(void);
 extern bool idem_catalog_exists(void);
+extern bool idem_lock_extension(void);
+extern Oid	idem_member_function(const char *name);
 extern IdemState idem_state_from_datum(Datum label);
 extern Datum idem_state_to_datum(IdemState state);
 extern List *idem_stores(void);

@@ -234,8 +234,8 @@ idem_time_not_before(TimestampTz start, const Interval *span,
 }
 
 /*
- * Is a result with this status kept for good ("completed")?  Otherwise the attempt counts as failed, and a later request
- * may run again.
+ * Is a result with this status kept for good ("completed")?  Otherwise the
+ * attempt counts as failed, and a later request may run again.
  */
 bool
 idem_status_is_kept(IdemKeep keep, int status)

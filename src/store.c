@@ -48,7 +48,7 @@
  *
  * Isolation.  Under REPEATABLE READ and SERIALIZABLE nothing below the
  * executor stops a transaction from changing a row newer than its snapshot;
- * idem_store_lock() does, with SQLSTATE 40001.  Reading such a row is
+ * idem_store_update() does, with SQLSTATE 40001.  Reading such a row is
  * allowed, since that is the point of a replay.  A dirty scan takes no
  * predicate locks; that is right, as the unique index and the row locks
  * serialize what is decided here.
@@ -59,8 +59,8 @@
  *
  * WHAT A STORE MAY BE
  *
- * A permanent plain table OF idempotency_key with its primary key on (key,
- * tenant, route), valid and not deferrable.  Since rows are written below the
+ * A permanent plain table OF idempotency_key that no table inherits from, with
+ * its primary key on (key, tenant, route), valid and not deferrable.  Since rows are written below the
  * executor, whatever the executor would have done is either done here or
  * refused: further plain, partial and expression indexes are kept up to date,
  * and foreign keys that point to the store work; triggers for INSERT or
@@ -578,8 +578,6 @@ serialization_failure(void)
  * IDEM_LOCK_BUSY, and one that is no longer the newest IDEM_LOCK_CHANGED.
  * With wait, the newest version is locked, which may say something else than
  * the one found did; IDEM_LOCK_CHANGED then means that the row is gone.
- *
- * Throws 40001 if a transaction that keeps its snapshot cannot see the row.
  */
 IdemLocked
 idem_store_lock(IdemStore *store, bool wait)
@@ -597,10 +595,6 @@ idem_store_lock(IdemStore *store, bool wait)
 	switch (result)
 	{
 		case TM_Ok:
-			if (IsolationUsesXactSnapshot() &&
-				!table_tuple_satisfies_snapshot(store->rel, store->row,
-												GetTransactionSnapshot()))
-				serialization_failure();
 			slot_getallattrs(store->row);
 			return IDEM_LOCKED;
 
@@ -762,7 +756,8 @@ idem_store_insert(IdemStore *store)
 
 /*
  * Make store->next the new version of store->row, which this transaction has
- * written itself or has locked.
+ * written itself or has locked.  Throws 40001 if a transaction that keeps its
+ * snapshot cannot see the row.
  */
 void
 idem_store_update(IdemStore *store)
@@ -771,6 +766,11 @@ idem_store_update(IdemStore *store)
 	LockTupleMode lockmode;
 	IdemUpdateIndexes updates;
 	TM_Result	result;
+
+	if (IsolationUsesXactSnapshot() &&
+		!table_tuple_satisfies_snapshot(store->rel, store->row,
+										GetTransactionSnapshot()))
+		serialization_failure();
 
 	result = table_tuple_update(store->rel, &store->row->tts_tid,
 								store->next, GetCurrentCommandId(true),
