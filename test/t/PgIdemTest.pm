@@ -1,0 +1,221 @@
+
+# What the TAP tests of pg_idem share: a node with the extension, sessions
+# that stay open, and waiting for a condition with a bound.
+#
+# PostgreSQL::Test::Cluster has changed a good deal between 15 and 18
+# (background_psql, wait_for_log, ...), so only what all of them have is used
+# from it, and the rest is here.
+
+package PgIdemTest;
+
+use strict;
+use warnings;
+
+use Exporter 'import';
+use IPC::Run;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+use Time::HiRes qw(usleep);
+
+our @EXPORT = qw(
+  new_node
+  wait_until
+  log_end
+  log_since
+  wait_for_log_line
+  sqlstate_is
+  sqlstate_of
+  launcher_pid
+);
+
+my $bound = $PostgreSQL::Test::Utils::timeout_default || 180;
+
+# A started node with pg_idem preloaded and a short naptime.  Later lines of
+# $conf win.
+sub new_node
+{
+	my ($name, $conf, %init) = @_;
+	my $node = PostgreSQL::Test::Cluster->new($name);
+
+	$node->init(%init);
+	$node->append_conf('postgresql.conf', <<EOC);
+shared_preload_libraries = 'pg_idem'
+pg_idem.expire_naptime = 1s
+max_prepared_transactions = 10
+max_connections = 30
+autovacuum = off
+log_statement = none
+EOC
+	$node->append_conf('postgresql.conf', $conf) if defined $conf;
+	$node->start;
+	return $node;
+}
+
+# Call $test until it is true.  False if that takes too long.
+sub wait_until
+{
+	my ($test) = @_;
+
+	for (my $i = 0; $i < 20 * $bound; $i++)
+	{
+		return 1 if $test->();
+		usleep(50_000);
+	}
+	return 0;
+}
+
+# The log of a node: where it ends now, and what has come since.
+sub log_end
+{
+	my ($node) = @_;
+	return -s $node->logfile || 0;
+}
+
+sub log_since
+{
+	my ($node, $offset) = @_;
+	return substr(slurp_file($node->logfile), $offset || 0);
+}
+
+sub wait_for_log_line
+{
+	my ($node, $pattern, $offset) = @_;
+	return wait_until(sub { log_since($node, $offset) =~ $pattern });
+}
+
+# SQLSTATE with which a script ends, '00000' if with none; and its message.
+sub sqlstate_of
+{
+	my ($node, $db, $sql, $user) = @_;
+	my ($rc, $out, $err) = $node->psql(
+		$db,
+		"\\set VERBOSITY verbose\n" . $sql,
+		on_error_stop => 1,
+		extra_params => [ '-U', $user || $ENV{PGUSER} || getpwuid($>) ]);
+
+	return ('00000', $out) if $rc == 0;
+	return ($1, $err) if $err =~ /(?:ERROR|FATAL):  ([0-9A-Z]{5}):/;
+	return ('?????', $err);
+}
+
+sub sqlstate_is
+{
+	my ($node, $db, $user, $sql, $expected, $name) = @_;
+	my ($state, $err) = sqlstate_of($node, $db, $sql, $user);
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	is($state, $expected, $name) or diag($err);
+	return $err;
+}
+
+# PID of the launcher, '' if there is none.
+sub launcher_pid
+{
+	my ($node) = @_;
+	return $node->safe_psql('postgres',
+		"SELECT pid FROM pg_stat_activity WHERE backend_type = 'pg_idem launcher'"
+	);
+}
+
+#
+# A psql that stays open: my $s = PgIdemTest::Session->new($node, 'postgres');
+#
+package PgIdemTest::Session;
+
+sub new
+{
+	my ($class, $node, $db, $user) = @_;
+	my $self = bless { in => '', out => '', err => '', n => 0 }, $class;
+	my @cmd = (
+		$node->installed_command('psql'), '-XAtq',
+		'-v', 'VERBOSITY=verbose',
+		'-d', $node->connstr($db));
+
+	push @cmd, '-U', $user if defined $user;
+	$self->{timer} = IPC::Run::timeout($bound);
+	$self->{run} = IPC::Run::start(\@cmd, '<', \$self->{in},
+		'>', \$self->{out}, '2>', \$self->{err}, $self->{timer});
+	$self->{pid} = $self->query('SELECT pg_backend_pid()');
+	return $self;
+}
+
+# Give it a script, and do not wait for the end of it.
+sub start
+{
+	my ($self, $sql) = @_;
+
+	$self->{out} = $self->{err} = '';
+	$self->{n}++;
+	$self->{in} .= "$sql\n;\n\\echo end:$self->{n}\n\\warn end:$self->{n}\n";
+	$self->{timer}->start($bound);
+	$self->{run}->pump_nb;
+	return;
+}
+
+# Wait for the end of what was started.  Returns what it said; errors too are
+# in $self->{err}.
+sub result
+{
+	my ($self) = @_;
+	my $end = qr/^end:$self->{n}\r?\n/m;
+
+	until ($self->{out} =~ $end && $self->{err} =~ $end)
+	{
+		die "psql has gone: $self->{err}" unless $self->{run}->pumpable;
+		$self->{run}->pump;
+	}
+	$self->{out} =~ s/$end//;
+	$self->{err} =~ s/$end//;
+	chomp $self->{out};
+	return $self->{out};
+}
+
+# Has what was started ended?
+sub is_done
+{
+	my ($self) = @_;
+	$self->{run}->pump_nb;
+	return $self->{err} =~ /^end:$self->{n}\r?\n/m;
+}
+
+# Run a script.  Dies of an error.
+sub query
+{
+	my ($self, $sql) = @_;
+
+	$self->start($sql);
+	my $out = $self->result;
+	die "$sql: $self->{err}" if $self->{err} =~ /(?:ERROR|FATAL):/;
+	return $out;
+}
+
+# Run a script that fails.  Returns its SQLSTATE.
+sub error
+{
+	my ($self, $sql) = @_;
+
+	$self->start($sql);
+	$self->result;
+	return $self->{err} =~ /(?:ERROR|FATAL):  ([0-9A-Z]{5}):/ ? $1 : '00000';
+}
+
+sub quit
+{
+	my ($self) = @_;
+
+	$self->{in} .= "\\q\n";
+	eval { $self->{run}->finish };
+	return;
+}
+
+# For a session whose backend or server was killed.
+sub abandon
+{
+	my ($self) = @_;
+
+	eval { $self->{run}->kill_kill };
+	return;
+}
+
+1;
