@@ -1,0 +1,146 @@
+# The promise: without shared_preload_libraries everything but the worker
+# works.  Many a hosted server lets nobody preload a library; there the keys
+# must be as safe, and idem_expire() is called by hand or by any scheduler.
+#
+# A library that is loaded late finds settings that were made before it could
+# check them, by somebody who may not make them.  That must gain nothing.
+
+use strict;
+use warnings;
+
+use FindBin;
+use lib $FindBin::RealBin;
+use PgIdemTest;
+use PostgreSQL::Test::Cluster;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_node('main', <<EOC);
+shared_preload_libraries = ''
+pg_idem.lease = 30s
+pg_idem.nonsense = 1
+EOC
+
+$node->safe_psql('postgres', 'CREATE EXTENSION pg_idem');
+my $psql = PgIdemTest::Session->new($node, 'postgres');
+my $other = PgIdemTest::Session->new($node, 'postgres');
+
+#
+# The claim
+#
+is( $psql->query(
+		q(BEGIN; SELECT proceed, outcome FROM idem_begin('k', 'r', idem_hash('{}'::jsonb));)
+	),
+	't|started',
+	'idem_begin');
+is($other->query("SELECT proceed, outcome FROM idem_begin('k', 'r', idem_hash('{}'::jsonb))"),
+	'f|in_progress', 'a duplicate in flight is answered at once');
+is($other->query("SELECT proceed, outcome FROM idem_begin('k', 'r', NULL)"),
+	'f|mismatch', 'a mismatch with a claim in flight');
+is($psql->query(q(SELECT idem_finish('k', '{"id": 1}', 201); COMMIT)),
+	'', 'idem_finish');
+is( $other->query(
+		"SELECT outcome, status, response FROM idem_begin('k', 'r', idem_hash('{}'::jsonb))"
+	),
+	'replayed|201|{"id": 1}',
+	'a replay');
+is($other->query("SELECT (idem_lookup('k', 'r')).state"), 'completed',
+	'idem_lookup');
+is( $other->query(q(
+SELECT idem_create_table('further');
+SELECT outcome FROM idem_begin('k', 'r', NULL, store => 'further');)),
+	"further\nstarted",
+	'a further store');
+
+# A waiting caller gets its answer when the other one is done.
+$psql->query("BEGIN; SELECT idem_begin('w', 'r', NULL)");
+$other->start("SELECT outcome FROM idem_begin('w', 'r', NULL, wait => '1 hour')");
+ok( $node->poll_query_until(
+		'postgres',
+		"SELECT wait_event_type = 'Extension' FROM pg_stat_activity"
+		  . " WHERE pid = $other->{pid}"),
+	'a caller waits');
+$psql->query("SELECT idem_finish('w', '1'); COMMIT");
+is($other->result, 'replayed', 'and has the answer');
+
+#
+# Expiry, by hand
+#
+is( $psql->query(q(
+BEGIN;
+SELECT outcome FROM idem_begin('short', 'r', NULL, ttl => '1 microsecond');
+SELECT idem_finish('short', '1');
+COMMIT;
+SELECT idem_lookup('short', 'r') IS NULL;
+SELECT outcome FROM idem_begin('short', 'r', NULL, ttl => '1 microsecond');
+SELECT idem_finish('short', '1', attempt => 1, ttl => '1 microsecond');
+SELECT count(*) FROM idempotency_keys WHERE key = 'short';)),
+	"started\n\nt\nstarted\n\n1",
+	'an expired key is free before it is swept');
+is($psql->query('SELECT idem_expire(0), idem_expire(), idem_expire()'),
+	'0|1|0', 'idem_expire');
+is($node->safe_psql(
+		'postgres',
+		"SELECT count(*) FROM pg_stat_activity WHERE backend_type LIKE 'pg_idem%'"),
+	0, 'there is no launcher and no worker');
+
+# The extension can come and go: nobody is there to be woken.
+$node->safe_psql('postgres',
+	'BEGIN; DROP EXTENSION pg_idem CASCADE; CREATE EXTENSION pg_idem; COMMIT');
+is($psql->query("SELECT outcome FROM idem_begin('k', 'r', NULL)"),
+	'started', 'DROP and CREATE EXTENSION');
+
+#
+# Settings, made before the library is there and after
+#
+my $fresh = PgIdemTest::Session->new($node, 'postgres');
+$fresh->query("SET pg_idem.ttl = '1h'; SET pg_idem.unknown = 1; SET pg_idem.wait = 'no time'");
+$fresh->query("SELECT idem_begin('s', 'r', NULL)");
+like($fresh->{err}, qr/WARNING: .*invalid value for parameter "pg_idem.wait"/,
+	'a bad value set before is told');
+like($fresh->{err}, qr/WARNING: .*pg_idem.unknown/,
+	'so is a name that does not exist');
+is( $fresh->query(
+		"SELECT expires_at - created_at, lease_until - created_at"
+		  . " FROM idem_lookup('s', 'r')"),
+	'01:00:00|00:00:30',
+	'settings made before the library was loaded count');
+is($fresh->query('SHOW pg_idem.wait'), 0, 'a bad one does not');
+is($fresh->error('SET pg_idem.unknown = 1'),
+	'42602', 'an unknown setting is refused');
+is($fresh->error("SET pg_idem.ttl = 0"), '22023', 'a bad value is refused');
+is($fresh->error('SET pg_idem.expire_naptime = 1'),
+	'55P02', 'the worker is not set up by a session');
+is($fresh->query("SET pg_idem.ttl = '90min'; SHOW pg_idem.ttl"),
+	'90min', 'settings have units');
+$fresh->quit;
+
+# ... by somebody who may not make them
+$node->safe_psql(
+	'postgres', q(
+CREATE ROLE app LOGIN;
+SELECT idem_grant('app');
+ALTER DATABASE postgres SET pg_idem.tenant_is_role = on;
+ALTER DATABASE postgres SET pg_idem.max_response_size = 5;));
+my $app = PgIdemTest::Session->new($node, 'postgres', 'app');
+$app->start("SET pg_idem.tenant_is_role = off; SET pg_idem.max_response_size = '1GB';"
+	  . "SET pg_idem.replay_headers = 'x-secret'");
+$app->result;
+is( $app->query(
+		"SELECT outcome FROM idem_begin('t', 'r', NULL, tenant => 'other');"
+		  . q(SELECT idem_finish('t', '"too long"', headers => '{"x-secret": "1"}', tenant => 'other', attempt => 1);)
+	),
+	"started\n",
+	'a role that set them before');
+is( $node->safe_psql(
+		'postgres',
+		"SELECT tenant, headers, response, result_dropped"
+		  . " FROM idempotency_keys WHERE key = 't'"),
+	'app|||t',
+	'a role cannot set beforehand what it may not set later');
+$_->quit foreach $psql, $other, $app;
+
+$node->stop;
+unlike(log_since($node), qr/PANIC|terminated by signal/, 'nothing has crashed');
+
+done_testing();
