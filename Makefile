@@ -25,10 +25,11 @@ EXTENSION = pg_idem
 DATA = $(wildcard sql/pg_idem--*.sql)
 PGFILEDESC = "pg_idem - idempotency keys inside the caller's transaction"
 
-REGRESS = setup begin finish input utf8 infinite hash store expire
+REGRESS = setup begin finish input utf8 infinite hash store expire routes \
+	lease call
 REGRESS_OPTS = --temp-instance=./tmp_check --temp-config=test/pg_idem.conf
 ISOLATION = two-begins finish takeover reclaim wait levels serializable \
-	foreign-key clock one-statement new-index
+	foreign-key clock one-statement new-index routes resume
 ISOLATION_OPTS = --temp-instance=./tmp_check_iso \
 	--temp-config=test/pg_idem.conf --inputdir=test/isolation
 TAP_TESTS = 1

@@ -20,8 +20,12 @@ SELECT key, tenant, route, attempt, step, step_data FROM idem_unfinished;
 SELECT outcome, attempt, step, step_data FROM idem_begin('k', 'r', '\x02');
 SELECT outcome, attempt, step, step_data FROM idem_begin('k', 'r', '\x01');
 SELECT key FROM idem_unfinished;
--- the lease of the setting, where none is given; step and data may be NULL
+-- the lease of the setting, where none is given; without a step only the lease
+-- is renewed, without data there is none
 SELECT idem_checkpoint('k', NULL, attempt => 2) > now() AS renewed;
+SELECT step, step_data FROM idempotency_keys;
+SELECT idem_checkpoint('k', NULL, '1', attempt => 2);
+SELECT idem_checkpoint('k', 'mailed', attempt => 2) > now() AS renewed;
 SELECT step, step_data, request_hash FROM idempotency_keys;
 
 -- The fence
@@ -70,6 +74,15 @@ SELECT outcome FROM idem_begin('k', 'r', NULL, ttl => '1h');
 UPDATE idempotency_keys SET created_at = created_at - interval '30 min', expires_at = expires_at - interval '30 min';
 SELECT idem_finish('k', NULL, attempt => 1);
 SELECT expires_at - finished_at AS retention FROM idempotency_keys;
+-- ... also one that has changed the claim before
+DELETE FROM idempotency_keys;
+SELECT outcome FROM idem_begin('k', 'r', NULL, ttl => '1h');
+UPDATE idempotency_keys SET created_at = created_at - interval '30 min', expires_at = expires_at - interval '30 min';
+BEGIN;
+SELECT idem_checkpoint('k', 'x', attempt => 1) IS NOT NULL AS renewed;
+SELECT idem_finish('k', NULL);
+COMMIT;
+SELECT expires_at - finished_at AS retention FROM idempotency_keys;
 
 -- Bad input
 \set VERBOSITY sqlstate
@@ -82,6 +95,7 @@ SELECT idem_release(NULL);
 SELECT idem_resume(-1);
 SELECT idem_resume(1, '');
 SELECT idem_resume(1, 'r', '0');
+SELECT idem_resume(1, key => '');
 BEGIN TRANSACTION READ ONLY;
 SELECT idem_checkpoint('k', 'x');
 ROLLBACK;
@@ -110,7 +124,8 @@ FROM idem_resume(10, 's', '10 min');
 SELECT key, route, attempt FROM idem_resume(2);
 SELECT key, route, attempt FROM idem_resume(NULL);
 SELECT count(*) FROM idem_resume(0, held => true);
-SELECT key, route, attempt FROM idem_resume(2, held => true);
+SELECT key, route, attempt FROM idem_resume(NULL, held => true, key => 'b');
+SELECT key, route, attempt FROM idem_resume(1, held => true);
 SELECT key, route, attempt FROM idem_resume(NULL, held => true);
 SELECT count(*) FROM idem_unfinished;
 -- what it has taken over can be finished with its attempt, or in this same
