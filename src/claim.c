@@ -198,8 +198,7 @@ replay(const Request *req, Answer *ans, TupleTableSlot *row)
 static Action
 decide_in_progress(const Request *req, Answer *ans, TupleTableSlot *row)
 {
-	TimestampTz lease_until =
-		DatumGetTimestampTz(idem_row_datum(row, Anum_key_lease_until));
+	TimestampTz lease_until = idem_row_lease_until(row);
 
 	if (lease_until > req->now)
 		return in_progress(ans, TIMESTAMP_IS_NOEND(lease_until) ?

@@ -201,8 +201,7 @@ is_resumable(TupleTableSlot *row, const ResumeRequest *req, TimestampTz now,
 
 	if (idem_row_state(row) != IDEM_IN_PROGRESS)
 		return false;
-	lease_until =
-		DatumGetTimestampTz(idem_row_datum(row, Anum_key_lease_until));
+	lease_until = idem_row_lease_until(row);
 	if (lease_until > now)
 		return false;
 

@@ -195,6 +195,14 @@ idem_row_attempt(TupleTableSlot *row)
 	return DatumGetInt32(idem_row_datum(row, Anum_key_attempt));
 }
 
+/* When the claim may be taken over; without a lease, never */
+static inline TimestampTz
+idem_row_lease_until(TupleTableSlot *row)
+{
+	return idem_row_isnull(row, Anum_key_lease_until) ? DT_NOEND :
+		DatumGetTimestampTz(idem_row_datum(row, Anum_key_lease_until));
+}
+
 static inline void
 idem_set_column(TupleTableSlot *row, AttrNumber attno, Datum value)
 {
