@@ -340,6 +340,19 @@ SELECT key, attempt FROM idempotency_keys WHERE key LIKE 'claims%' ORDER BY key;
 SELECT c.outcome, count(k.key) FROM idem_begin('statement', 'r', '\x01') c
 LEFT JOIN idempotency_keys k ON k.key = 'statement' GROUP BY 1;
 
+-- Each call sees what those before it in the same statement have done (the
+-- odd hashes are the same one; they make each call depend on the one before)
+WITH a AS MATERIALIZED (SELECT outcome FROM idem_begin('calls', 'r', '\x01')),
+	 b AS MATERIALIZED (SELECT a.outcome AS a, b.outcome FROM a, LATERAL idem_begin('calls', 'r', left('\x01' || a.outcome, 4)::bytea) b),
+	 f AS MATERIALIZED (SELECT b.*, idem_finish('calls', to_jsonb(b.a)) FROM b),
+	 d AS MATERIALIZED (SELECT f.*, d.outcome AS d, d.response FROM f, LATERAL idem_begin('calls', 'r', left('\x01' || f.a, 4)::bytea) d)
+SELECT a, outcome AS b, d, response FROM d;
+UPDATE idempotency_keys SET state = 'failed' WHERE key = 'calls';
+WITH a AS MATERIALIZED (SELECT outcome, attempt FROM idem_begin('calls', 'r', '\x01')),
+	 f AS MATERIALIZED (SELECT a.*, idem_finish('calls', to_jsonb(a.outcome), attempt => a.attempt) FROM a),
+	 d AS MATERIALIZED (SELECT f.outcome AS a, d.outcome AS d, d.response FROM f, LATERAL idem_begin('calls', 'r', left('\x01' || f.outcome, 4)::bytea) d)
+SELECT * FROM d;
+
 -- One statement from any driver: claim, work, finish
 CREATE TABLE regress_charges (id int GENERATED ALWAYS AS IDENTITY, amount int);
 PREPARE charge AS
