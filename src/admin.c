@@ -108,9 +108,12 @@ change_privileges(Oid roleid, bool grant)
 
 	/* our own functions only, whatever else may have the same name */
 	for (int i = 0; i < lengthof(application_functions); i++)
+	{
+		Oid			function = idem_member_function(application_functions[i]);
+
 		run(psprintf("%s EXECUTE ON FUNCTION %s %s %s", verb,
-					 format_procedure_qualified(idem_member_function(application_functions[i])),
-					 to, role));
+					 format_procedure_qualified(function), to, role));
+	}
 	for (int i = 0; i < lengthof(application_types); i++)
 		run(psprintf("%s USAGE ON TYPE %s %s %s", verb,
 					 quote_qualified_identifier(schema, application_types[i]),

@@ -407,6 +407,14 @@ idem_stores(void)
 	return stores;
 }
 
+/* A table's name for use in SQL, schema and all */
+char *
+idem_qualified_name(Relation rel)
+{
+	return quote_qualified_identifier(get_namespace_name(RelationGetNamespace(rel)),
+									  RelationGetRelationName(rel));
+}
+
 /* The schema that the extension's types and functions are in. */
 char *
 idem_extension_schema(void)

@@ -99,7 +99,7 @@ typedef enum Action
 {
 	ACTION_ANSWER,				/* nothing to be written */
 	ACTION_INSERT,				/* write the first row of this key */
-	ACTION_RECLAIM,				/* start anew on the row of an expired key */
+	ACTION_RECLAIM,				/* start anew on an expired key's row */
 	ACTION_RESUME				/* take over the row's claim */
 } Action;
 

@@ -179,7 +179,7 @@ exceptional_routes(void)
 	{
 		IdemRoutePolicy *route = lfirst(lc);
 
-		if (route->policy.on_lost_lease != (IdemOnLostLease) idem_on_lost_lease)
+		if ((int) route->policy.on_lost_lease != idem_on_lost_lease)
 			names[n++] = PointerGetDatum(route->route);
 	}
 	return PointerGetDatum(construct_array(names, n, TEXTOID, -1, false,
@@ -432,7 +432,8 @@ drop_batch(Sweep *sweep, const char *store_name, int size)
 			 SPI_result_code_string(SPI_result));
 	if (SPI_processed == 0)
 		return false;
-	sweep->dropped_to = *(ItemPointer) DatumGetPointer(picked(SPI_tuptable, 0, 1));
+	ItemPointerCopy((ItemPointer) DatumGetPointer(picked(SPI_tuptable, 0, 1)),
+					&sweep->dropped_to);
 	return SPI_processed == (uint64) size;
 }
 
@@ -529,8 +530,7 @@ sweep_batch(Sweep *sweep, SweepStep step, int size)
 
 	if (rel == NULL)
 		return false;
-	store_name = quote_qualified_identifier(get_namespace_name(RelationGetNamespace(rel)),
-											RelationGetRelationName(rel));
+	store_name = idem_qualified_name(rel);
 
 	GetUserIdAndSecContext(&save_userid, &save_sec_context);
 	SetUserIdAndSecContext(rel->rd_rel->relowner,
@@ -699,7 +699,10 @@ worker_batch(Sweep *sweep, SweepStep step)
 	return more;
 }
 
-/* One step over a store.  An error is logged, and the next store has its turn. */
+/*
+ * One step over a store.  An error is logged, and the next store has its
+ * turn.
+ */
 static void
 worker_sweep(Sweep *sweep, SweepStep step)
 {

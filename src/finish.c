@@ -5,10 +5,10 @@
  *
  * A claim that this transaction made is found at once, and is its own to
  * change.  Any other is looked for under a fresh MVCC snapshot, since a dirty
- * one can miss a row that is there.  It is locked, waiting if need be, and what was checked
- * before the wait is checked again after it: that is the fence.  A worker
- * that lost its claim finds another attempt, or a finished key, and its whole
- * transaction fails.
+ * one can miss a row that is there.  It is locked, waiting if need be, and
+ * what was checked before the wait is checked again after it: that is the
+ * fence.  A worker that lost its claim finds another attempt, or a finished
+ * key, and its whole transaction fails.
  *
  * No lock is taken here but through store.c, which tells the protocol.
  *

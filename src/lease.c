@@ -31,7 +31,6 @@
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
-#include "utils/lsyscache.h"
 #include "utils/rel.h"
 
 PG_FUNCTION_INFO_V1(idem_checkpoint);
@@ -173,8 +172,7 @@ open_candidates(IdemStore *store, const ResumeRequest *req, TimestampTz now)
 				   " AND ($3 IS NULL OR tenant OPERATOR(pg_catalog.=) $3)"
 				   " AND ($4 IS NULL OR key OPERATOR(pg_catalog.=) $4)"
 				   " ORDER BY lease_until USING OPERATOR(pg_catalog.<)",
-				   quote_qualified_identifier(get_namespace_name(RelationGetNamespace(store->rel)),
-											  RelationGetRelationName(store->rel)));
+				   idem_qualified_name(store->rel));
 	values[0] = TimestampTzGetDatum(now);
 	values[1] = PointerGetDatum(req->route);
 	nulls[1] = req->route != NULL ? ' ' : 'n';

@@ -144,6 +144,7 @@ extern IdemState idem_state_from_datum(Datum label);
 extern Datum idem_state_to_datum(IdemState state);
 extern List *idem_stores(void);
 extern char *idem_extension_schema(void);
+extern char *idem_qualified_name(Relation rel);
 
 /* ---------------- store.c: rows of a store ---------------- */
 

@@ -46,13 +46,7 @@ typedef struct RoutePolicy
 {
 	char		route[IDEM_MAX_NAME + 1];	/* hash key */
 	bool		has[Natts_routes + 1];	/* by attribute number */
-	Interval	ttl;
-	Interval	lease;
-	Interval	wait;
-	int			max_attempts;
-	IdemOnLostLease on_lost_lease;
-	IdemKeep	keep;
-	Interval	response_ttl;
+	IdemPolicy	policy;
 } RoutePolicy;
 
 static HTAB *routes = NULL;
@@ -103,6 +97,7 @@ load_route(TupleTableSlot *slot)
 {
 	char		name[IDEM_MAX_NAME + 1];
 	RoutePolicy *route;
+	IdemPolicy *policy;
 	const char *keep;
 
 	slot_getallattrs(slot);
@@ -111,19 +106,20 @@ load_route(TupleTableSlot *slot)
 
 	for (int i = 1; i <= Natts_routes; i++)
 		route->has[i] = !slot->tts_isnull[i - 1];
-	route->ttl = interval_column(slot, Anum_routes_ttl);
-	route->lease = interval_column(slot, Anum_routes_lease);
-	route->wait = interval_column(slot, Anum_routes_wait);
-	route->response_ttl = interval_column(slot, Anum_routes_response_ttl);
-	route->max_attempts = route->has[Anum_routes_max_attempts] ?
+	policy = &route->policy;
+	policy->ttl = interval_column(slot, Anum_routes_ttl);
+	policy->lease = interval_column(slot, Anum_routes_lease);
+	policy->wait = interval_column(slot, Anum_routes_wait);
+	policy->response_ttl = interval_column(slot, Anum_routes_response_ttl);
+	policy->max_attempts = route->has[Anum_routes_max_attempts] ?
 		DatumGetInt32(slot->tts_values[Anum_routes_max_attempts - 1]) : 0;
 
 	/* a CHECK constraint lets in no other words */
-	route->on_lost_lease =
+	policy->on_lost_lease =
 		strcmp(text_column(slot, Anum_routes_on_lost_lease), "hold") == 0 ?
 		IDEM_LOST_HOLD : IDEM_LOST_RESUME;
 	keep = text_column(slot, Anum_routes_keep);
-	route->keep = strcmp(keep, "all") == 0 ? IDEM_KEEP_ALL :
+	policy->keep = strcmp(keep, "all") == 0 ? IDEM_KEEP_ALL :
 		strcmp(keep, "success") == 0 ? IDEM_KEEP_SUCCESS : IDEM_KEEP_FINAL;
 }
 
@@ -155,6 +151,12 @@ load_routes(void)
 
 	routes_relid = idem_catalog()->routes;
 	rel = table_open(routes_relid, AccessShareLock);
+	if (RelationGetDescr(rel)->natts != Natts_routes)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("table \"%s\" is not the one that this version of the pg_idem library works with",
+						RelationGetRelationName(rel)),
+				 errhint("Run ALTER EXTENSION pg_idem UPDATE, or install the library of the extension's version.")));
 
 	/* an invalidation that arrives from here on makes us read again */
 	routes_valid = true;
@@ -212,19 +214,19 @@ static void
 apply_route(IdemPolicy *policy, const RoutePolicy *route)
 {
 	if (route->has[Anum_routes_ttl])
-		policy->ttl = route->ttl;
+		policy->ttl = route->policy.ttl;
 	if (route->has[Anum_routes_lease])
-		policy->lease = route->lease;
+		policy->lease = route->policy.lease;
 	if (route->has[Anum_routes_wait])
-		policy->wait = route->wait;
+		policy->wait = route->policy.wait;
 	if (route->has[Anum_routes_max_attempts])
-		policy->max_attempts = route->max_attempts;
+		policy->max_attempts = route->policy.max_attempts;
 	if (route->has[Anum_routes_on_lost_lease])
-		policy->on_lost_lease = route->on_lost_lease;
+		policy->on_lost_lease = route->policy.on_lost_lease;
 	if (route->has[Anum_routes_keep])
-		policy->keep = route->keep;
+		policy->keep = route->policy.keep;
 	policy->has_response_ttl = route->has[Anum_routes_response_ttl];
-	policy->response_ttl = route->response_ttl;
+	policy->response_ttl = route->policy.response_ttl;
 }
 
 /* The policy of a route: its row in idem_routes over the settings */
