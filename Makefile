@@ -27,6 +27,8 @@ PGFILEDESC = "pg_idem - idempotency keys inside the caller's transaction"
 
 REGRESS = setup begin finish input utf8 infinite hash store expire routes \
 	lease call
+ENCODING = UTF8
+NO_LOCALE = 1
 REGRESS_OPTS = --temp-instance=./tmp_check --temp-config=test/pg_idem.conf
 ISOLATION = two-begins finish takeover reclaim wait levels serializable \
 	foreign-key clock one-statement new-index routes resume

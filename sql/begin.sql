@@ -289,6 +289,7 @@ SELECT outcome FROM idem_begin('old', 'r', '\x01', first_sent => '-infinity');
 SELECT outcome FROM idem_begin('old', 'r', '\x01', first_sent => now() - interval '2 hours', ttl => '1 hour');
 SELECT outcome FROM idem_begin('old', 'r', '\x01', first_sent => now() - interval '23 hours');
 SELECT outcome FROM idem_begin('old', 'r', '\x01', first_sent => 'infinity');
+SELECT outcome FROM idem_begin('old', 'r', '\x01', first_sent => '294276-12-31 12:00 UTC');
 SELECT outcome FROM idem_begin('old', 'r', '\x02', first_sent => now() - interval '25 hours');
 SELECT idem_finish('old', '1', attempt => 1);
 SELECT outcome FROM idem_begin('old', 'r', '\x01', first_sent => now() - interval '25 hours');

@@ -196,6 +196,7 @@ SELECT kept_headers('{"x-request-ID": "7", "Set-Cookie": "a", "set-cookie": "a",
 	"Transfer-Encoding": "a", "TE": "a", "Trailer": "a", "Upgrade": "a",
 	"Proxy-Authenticate": "a", "Proxy-Authorization": "a", "Proxy-Connection": "a",
 	"content-type": "a"}');
+SET pg_idem.replay_headers = E'etag,\r\n\tlink';
 SET pg_idem.replay_headers = '';
 SELECT kept_headers('{"content-type": "a", "": "b"}');
 RESET pg_idem.replay_headers;

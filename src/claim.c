@@ -218,7 +218,7 @@ decide_in_progress(const Request *req, Answer *ans, TupleTableSlot *row)
 static bool
 was_sent_too_long_ago(const Request *req)
 {
-	if (!req->has_first_sent || TIMESTAMP_IS_NOEND(req->first_sent))
+	if (!req->has_first_sent || req->first_sent >= req->now)
 		return false;
 	if (TIMESTAMP_IS_NOBEGIN(req->first_sent))
 		return true;

@@ -38,9 +38,10 @@ is_token_char(unsigned char c)
 static const char *
 next_name(const char **list, size_t *len)
 {
-	const char *start = *list + strspn(*list, ", \t");
+	const char *const separators = ", \t\r\n";
+	const char *start = *list + strspn(*list, separators);
 
-	*len = strcspn(start, ", \t");
+	*len = strcspn(start, separators);
 	*list = start + *len;
 	return *len > 0 ? start : NULL;
 }

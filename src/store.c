@@ -59,7 +59,7 @@
  *
  * WHAT A STORE MAY BE
  *
- * A permanent plain table OF idempotency_key that no table inherits from, with
+ * A permanent plain heap OF idempotency_key that no table inherits from, with
  * its primary key on (key, tenant, route), valid and not deferrable.  Since rows are written below the
  * executor, whatever the executor would have done is either done here or
  * refused: further plain, partial and expression indexes are kept up to date,
@@ -80,6 +80,7 @@
  */
 #include "pg_idem.h"
 
+#include "access/htup_details.h"
 #include "access/relscan.h"
 #include "access/table.h"
 #include "access/transam.h"
@@ -182,6 +183,10 @@ check_store_kind(Relation rel)
 		refuse_store(rel, ERRCODE_WRONG_OBJECT_TYPE,
 					 "A store must be a permanent plain table.",
 					 "Create stores with idem_create_table().");
+	if (rel->rd_rel->relam != HEAP_TABLE_AM_OID)
+		refuse_store(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
+					 "A store must use the table access method \"heap\".",
+					 NULL);
 	if (rel->rd_rel->reloftype != idem_catalog()->key_type ||
 		RelationGetDescr(rel)->natts != Natts_key)
 		refuse_store(rel, ERRCODE_WRONG_OBJECT_TYPE,
@@ -483,16 +488,17 @@ idem_store_fetch(IdemStore *store, ItemPointer tid)
 	return found;
 }
 
-/* Did the current transaction write the row found? */
+/*
+ * Did the current transaction write the row found?  (The raw xmin will not
+ * do: that of a frozen row is a number of an earlier age, which may be ours
+ * by now.)
+ */
 bool
 idem_store_row_is_ours(IdemStore *store)
 {
-	bool		isnull;
-	Datum		xmin = slot_getsysattr(store->row,
-									   MinTransactionIdAttributeNumber,
-									   &isnull);
+	HeapTuple	tuple = ExecFetchSlotHeapTuple(store->row, false, NULL);
 
-	return TransactionIdIsCurrentTransactionId(DatumGetTransactionId(xmin));
+	return TransactionIdIsCurrentTransactionId(HeapTupleHeaderGetXmin(tuple->t_data));
 }
 
 /*
