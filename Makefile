@@ -52,5 +52,13 @@ else ifeq ($(wildcard $(PGXS)),)
 $(error "$(PG_CONFIG)" names no PostgreSQL with its server headers; install them (on Debian: postgresql-server-dev-NN) or set PG_CONFIG)
 else
 include $(PGXS)
+
+# the temporary servers of the tests refuse root
+installcheck: not-root
+.PHONY: not-root
+not-root:
+	@test "$$(id -u)" -ne 0 || \
+		{ echo '"make installcheck" is not for root; "make check" is.' >&2; exit 1; }
+
 $(OBJS): src/pg_idem.h src/compat.h
 endif

@@ -84,6 +84,40 @@ CREATE INDEX ON @extschema@.idempotency_keys (expires_at);
 
 COMMENT ON TABLE @extschema@.idempotency_keys IS
 	'the default store of idempotency keys';
+COMMENT ON COLUMN @extschema@.idempotency_keys.key IS
+	'the key as the client sent it, 1 to 255 bytes';
+COMMENT ON COLUMN @extschema@.idempotency_keys.tenant IS
+	'whose key it is; empty where there is one tenant';
+COMMENT ON COLUMN @extschema@.idempotency_keys.route IS
+	'what the key is for, such as "POST /v1/charges"';
+COMMENT ON COLUMN @extschema@.idempotency_keys.request_hash IS
+	'fingerprint of the first request';
+COMMENT ON COLUMN @extschema@.idempotency_keys.attempt IS
+	'counts executions; the fencing token';
+COMMENT ON COLUMN @extschema@.idempotency_keys.created_at IS
+	'when the key was first claimed';
+COMMENT ON COLUMN @extschema@.idempotency_keys.expires_at IS
+	'when the key is forgotten';
+COMMENT ON COLUMN @extschema@.idempotency_keys.state IS
+	'in_progress, completed or failed';
+COMMENT ON COLUMN @extschema@.idempotency_keys.lease_until IS
+	'while in_progress: when the claim may be taken over';
+COMMENT ON COLUMN @extschema@.idempotency_keys.step IS
+	'last checkpoint';
+COMMENT ON COLUMN @extschema@.idempotency_keys.step_data IS
+	'data of the last checkpoint';
+COMMENT ON COLUMN @extschema@.idempotency_keys.status IS
+	'stored result: HTTP status';
+COMMENT ON COLUMN @extschema@.idempotency_keys.headers IS
+	'stored result: headers on the list pg_idem.replay_headers';
+COMMENT ON COLUMN @extschema@.idempotency_keys.response IS
+	'stored result: JSON';
+COMMENT ON COLUMN @extschema@.idempotency_keys.body IS
+	'stored result: bytes';
+COMMENT ON COLUMN @extschema@.idempotency_keys.result_dropped IS
+	'the result is not stored, though the key is finished';
+COMMENT ON COLUMN @extschema@.idempotency_keys.finished_at IS
+	'when the key was finished';
 
 --
 -- Policies of routes
@@ -196,6 +230,29 @@ CREATE TYPE @extschema@.idem_claim AS (
 
 COMMENT ON TYPE @extschema@.idem_claim IS
 	'answer of idem_begin: do the work if proceed, otherwise answer with status, headers and response or body';
+
+COMMENT ON COLUMN @extschema@.idem_claim.proceed IS
+	'do the work, then call idem_finish; otherwise answer with the rest';
+COMMENT ON COLUMN @extschema@.idem_claim.outcome IS
+	'started, resumed, replayed, in_progress, mismatch, expired or unknown';
+COMMENT ON COLUMN @extschema@.idem_claim.status IS
+	'HTTP status to answer with; NULL when proceed';
+COMMENT ON COLUMN @extschema@.idem_claim.headers IS
+	'stored headers, when replayed';
+COMMENT ON COLUMN @extschema@.idem_claim.response IS
+	'stored JSON, when replayed';
+COMMENT ON COLUMN @extschema@.idem_claim.body IS
+	'stored bytes, when replayed';
+COMMENT ON COLUMN @extschema@.idem_claim.attempt IS
+	'which execution of the key; the fencing token';
+COMMENT ON COLUMN @extschema@.idem_claim.step IS
+	'last checkpoint, when resumed';
+COMMENT ON COLUMN @extschema@.idem_claim.step_data IS
+	'data of the last checkpoint, when resumed';
+COMMENT ON COLUMN @extschema@.idem_claim.retry_after IS
+	'when to ask again, when in_progress';
+COMMENT ON COLUMN @extschema@.idem_claim.expires_at IS
+	'when the key is forgotten';
 
 --
 -- The claim
@@ -334,7 +391,27 @@ WHERE state OPERATOR(pg_catalog.=) 'in_progress'
 	AND lease_until OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp();
 
 COMMENT ON VIEW @extschema@.idem_unfinished IS
-	'claims in the default store whose lease is over';
+	'claims in the default store whose lease is over or that were released';
+COMMENT ON COLUMN @extschema@.idem_unfinished.key IS
+	'the key as the client sent it, 1 to 255 bytes';
+COMMENT ON COLUMN @extschema@.idem_unfinished.tenant IS
+	'whose key it is; empty where there is one tenant';
+COMMENT ON COLUMN @extschema@.idem_unfinished.route IS
+	'what the key is for, such as "POST /v1/charges"';
+COMMENT ON COLUMN @extschema@.idem_unfinished.attempt IS
+	'counts executions; the fencing token';
+COMMENT ON COLUMN @extschema@.idem_unfinished.request_hash IS
+	'fingerprint of the first request';
+COMMENT ON COLUMN @extschema@.idem_unfinished.created_at IS
+	'when the key was first claimed';
+COMMENT ON COLUMN @extschema@.idem_unfinished.step IS
+	'last checkpoint';
+COMMENT ON COLUMN @extschema@.idem_unfinished.step_data IS
+	'data of the last checkpoint';
+COMMENT ON COLUMN @extschema@.idem_unfinished.expires_at IS
+	'when the key is forgotten';
+COMMENT ON COLUMN @extschema@.idem_unfinished.lease_until IS
+	'when the lease ended; -infinity if it was released';
 
 --
 -- Fingerprints

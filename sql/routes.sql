@@ -143,6 +143,15 @@ SELECT outcome FROM idem_begin('t', 'hold', NULL);
 ROLLBACK;
 SELECT outcome FROM idem_begin('t', 'hold', NULL);
 
+-- While nothing changes, no call reads the table
+BEGIN;
+SELECT outcome FROM idem_begin('warm', 'hold', NULL);
+SELECT pg_stat_get_xact_numscans('idem_routes'::regclass) AS scans \gset
+SELECT count(*) FROM generate_series(1, 10) i, LATERAL idem_begin('warm' || i, 'r' || i, NULL);
+SELECT idem_finish('warm', NULL);
+SELECT pg_stat_get_xact_numscans('idem_routes'::regclass) - :scans AS scans;
+ROLLBACK;
+
 -- Only the trigger manager calls the trigger's function
 SELECT idem_routes_changed();
 

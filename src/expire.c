@@ -558,9 +558,11 @@ report_failures(const Sweep *sweep)
 {
 	if (sweep->failed > 0)
 		ereport(LOG,
-				(errmsg("%lld expired idempotency keys of store \"%s\" could not be removed",
-						(long long) sweep->failed,
-						get_rel_name(sweep->relid)),
+				(errmsg_plural("%lld expired idempotency key of store \"%s\" could not be removed",
+							   "%lld expired idempotency keys of store \"%s\" could not be removed",
+							   sweep->failed,
+							   (long long) sweep->failed,
+							   get_rel_name(sweep->relid)),
 				 errhint("A foreign key to the store keeps a key for as long as a row refers to it.")));
 }
 

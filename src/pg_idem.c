@@ -52,7 +52,7 @@ static void
 define_claim_settings(void)
 {
 	DefineCustomIntVariable("pg_idem.ttl",
-							"How long a finished key is remembered.",
+							"How long a key is remembered.",
 							"After that time a request with the same key is a new request.",
 							&idem_ttl,
 							24 * 60 * 60, 1, INT_MAX,
@@ -77,7 +77,7 @@ define_claim_settings(void)
 
 	DefineCustomIntVariable("pg_idem.max_attempts",
 							"How many times a key may be executed.",
-							NULL,
+							"After that the last failure is replayed; a claim whose lease is over then is left for a person to decide.",
 							&idem_max_attempts,
 							10, 1, INT_MAX,
 							PGC_USERSET, 0,
@@ -85,14 +85,14 @@ define_claim_settings(void)
 
 	DefineCustomEnumVariable("pg_idem.on_lost_lease",
 							 "What becomes of a claim whose lease is over.",
-							 "\"resume\" lets the next request take it over, \"hold\" keeps it for a person to decide.",
+							 "\"resume\" lets the next request take it over, \"hold\" keeps it for a person to decide. The setting of whoever asks counts; prefer table idem_routes.",
 							 &idem_on_lost_lease,
 							 IDEM_LOST_RESUME, on_lost_lease_options,
 							 PGC_USERSET, 0,
 							 NULL, NULL, NULL);
 
 	DefineCustomEnumVariable("pg_idem.keep",
-							 "Which results are final and replayed for ever.",
+							 "Which results are final, and replayed until the key expires.",
 							 "\"final\": 2xx, 3xx and most of 4xx; \"success\": 2xx and 3xx; \"all\": everything.",
 							 &idem_keep,
 							 IDEM_KEEP_FINAL, keep_options,
@@ -117,7 +117,7 @@ define_claim_settings(void)
 
 	DefineCustomStringVariable("pg_idem.tenant",
 							   "Tenant of calls that name none.",
-							   NULL,
+							   "Keys of different tenants are different keys.",
 							   &idem_tenant,
 							   "",
 							   PGC_USERSET, 0,
@@ -145,7 +145,7 @@ define_expiry_settings(void)
 
 	DefineCustomIntVariable("pg_idem.expire_naptime",
 							"Time between two sweeps of a database.",
-							NULL,
+							"Databases without the extension, or with keys that cannot be removed, are looked at more rarely.",
 							&idem_expire_naptime,
 							10, 1, INT_MAX / 1000,
 							PGC_SIGHUP, GUC_UNIT_S,

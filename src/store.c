@@ -64,8 +64,9 @@
  * executor, whatever the executor would have done is either done here or
  * refused: further plain, partial and expression indexes are kept up to date,
  * and foreign keys that point to the store work; triggers for INSERT or
- * UPDATE, rules, CHECK constraints, foreign keys of the store's own, further
- * unique or exclusion constraints and FORCE ROW LEVEL SECURITY are refused.
+ * UPDATE, rules, CHECK and further NOT NULL constraints, foreign keys of the
+ * store's own, further unique or exclusion constraints and FORCE ROW LEVEL
+ * SECURITY are refused.
  * (Row-level security without FORCE does not apply to a table's owner, with
  * whose rights the functions work.)  Generated columns cannot be had in a
  * typed table.  Triggers for DELETE are fine: rows are deleted by SQL.
@@ -200,6 +201,47 @@ check_store_kind(Relation rel)
 					 "A store must not be inherited from.", NULL);
 }
 
+/* Columns that are never NULL here, and so may be declared NOT NULL */
+static bool
+is_never_null(AttrNumber attno)
+{
+	switch (attno)
+	{
+		case Anum_key_key:
+		case Anum_key_tenant:
+		case Anum_key_route:
+		case Anum_key_attempt:
+		case Anum_key_created_at:
+		case Anum_key_expires_at:
+		case Anum_key_state:
+		case Anum_key_result_dropped:
+			return true;
+		default:
+			return false;
+	}
+}
+
+/* No constraint may say no to a row that is written here. */
+static void
+check_store_constraints(Relation rel)
+{
+	TupleDesc	desc = RelationGetDescr(rel);
+
+	if (desc->constr != NULL && desc->constr->num_check > 0)
+		refuse_store(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
+					 "A store must not have CHECK constraints.", NULL);
+	for (int i = 0; i < desc->natts; i++)
+	{
+		Form_pg_attribute att = TupleDescAttr(desc, i);
+
+		if (att->attnotnull && !is_never_null(att->attnum))
+			refuse_store(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
+						 psprintf("Column \"%s\" of a store must not be NOT NULL.",
+								  NameStr(att->attname)),
+						 NULL);
+	}
+}
+
 /* A trigger for INSERT or UPDATE would be passed over here. */
 static void
 check_store_triggers(Relation rel)
@@ -297,9 +339,7 @@ check_store(Relation rel)
 	if (rel->rd_rules != NULL)
 		refuse_store(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
 					 "A store must not have rules.", NULL);
-	if (rel->rd_att->constr != NULL && rel->rd_att->constr->num_check > 0)
-		refuse_store(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
-					 "A store must not have CHECK constraints.", NULL);
+	check_store_constraints(rel);
 	if (rel->rd_rel->relrowsecurity && rel->rd_rel->relforcerowsecurity)
 		refuse_store(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
 					 "A store must not have FORCE ROW LEVEL SECURITY.",
