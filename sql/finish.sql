@@ -337,3 +337,45 @@ WHERE key IN ('large3', 'large4') ORDER BY key;
 
 DROP TABLE regress_charges;
 DELETE FROM idempotency_keys;
+
+-- The claim inserted last is found by its place in the table, which is only a
+-- hint: it may have been rolled back, moved, removed, or not be the one meant
+BEGIN;
+SELECT outcome FROM idem_begin('h1', 'r', NULL);
+SELECT outcome FROM idem_begin('h2', 'r', NULL);
+SELECT idem_finish('h1', '1', route => 'r');
+SELECT idem_finish('h2', '2', route => 'r');
+SELECT outcome FROM idem_begin('h3', 'r', NULL);
+SELECT idem_checkpoint('h3', 'moved', route => 'r') IS NOT NULL AS moved;
+SELECT idem_finish('h3', '3', route => 'r');
+SELECT outcome FROM idem_begin('h4', 'r', NULL);
+SELECT outcome FROM idem_begin('h4', 's', NULL);
+SELECT idem_finish('h4', '4', route => 'r');
+SELECT idem_finish('h4', '5', route => 's');
+SAVEPOINT a;
+SELECT outcome FROM idem_begin('h6', 'r', NULL);
+ROLLBACK TO a;
+SELECT outcome FROM idem_begin('h6', 'r', NULL);
+SELECT idem_finish('h6', '6', route => 'r');
+SELECT outcome FROM idem_begin('h7', 'r', NULL);
+SAVEPOINT b;
+DELETE FROM idempotency_keys WHERE key = 'h7';
+SELECT idem_finish('h7', '7', route => 'r');
+ROLLBACK TO b;
+SELECT idem_finish('h7', '7', route => 'r');
+SELECT outcome FROM idem_begin('h8', 'r', NULL);
+SAVEPOINT c;
+ROLLBACK TO a;
+SELECT idem_finish('h8', '8', route => 'r');
+ROLLBACK TO a;
+SELECT key, route, response FROM idempotency_keys WHERE key LIKE 'h_' ORDER BY key, route;
+SELECT outcome FROM idem_begin('h9', 'r', NULL);
+TRUNCATE idempotency_keys;
+SELECT idem_finish('h9', '9', route => 'r');
+ROLLBACK;
+BEGIN;
+SELECT outcome FROM idem_begin('h10', 'r', NULL);
+CLUSTER idempotency_keys USING idempotency_keys_pkey;
+SELECT idem_finish('h10', '10', route => 'r');
+SELECT outcome, response FROM idem_begin('h10', 'r', NULL);
+ROLLBACK;

@@ -111,12 +111,17 @@ find_own_claim(IdemStore *store, const IdemKey *key)
 {
 	bool		found;
 
-	idem_store_scan(store, key, SnapshotSelf);
-	if (key->route != NULL)
-		found = idem_store_scan_next(store);
+	if (key->route != NULL && idem_store_recall(store, key))
+		found = true;
 	else
-		found = fetch_claim(store) == 1;
-	idem_store_scan_end(store);
+	{
+		idem_store_scan(store, key, SnapshotSelf);
+		if (key->route != NULL)
+			found = idem_store_scan_next(store);
+		else
+			found = fetch_claim(store) == 1;
+		idem_store_scan_end(store);
+	}
 
 	if (found && idem_row_state(store->row) == IDEM_IN_PROGRESS &&
 		idem_store_row_is_ours(store))

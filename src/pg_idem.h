@@ -227,6 +227,7 @@ extern void idem_store_scan(IdemStore *store, const IdemKey *key,
 extern bool idem_store_scan_next(IdemStore *store);
 extern void idem_store_scan_keep(IdemStore *store);
 extern void idem_store_scan_end(IdemStore *store);
+extern bool idem_store_recall(IdemStore *store, const IdemKey *key);
 extern bool idem_store_fetch(IdemStore *store, ItemPointer tid);
 extern bool idem_store_row_is_ours(IdemStore *store);
 extern IdemLocked idem_store_lock(IdemStore *store, bool wait);

@@ -114,6 +114,18 @@ typedef struct CheckedStore
 
 static HTAB *checked_stores = NULL;
 
+/*
+ * The row that this backend inserted last: where idem_finish most likely
+ * finds its claim.  Only a hint, good for the transaction xid, and void after
+ * any change of the store's definition; see idem_store_recall().
+ */
+static struct
+{
+	Oid			relid;
+	TransactionId xid;
+	ItemPointerData tid;
+}			last_insert;
+
 /* ----------------------------------------------------------------
  *		Opening a store
  * ----------------------------------------------------------------
@@ -123,6 +135,9 @@ static void
 store_changed(Datum arg, Oid relid)
 {
 	CheckedStore *checked;
+
+	if (!OidIsValid(relid) || relid == last_insert.relid)
+		last_insert.relid = InvalidOid;
 
 	if (OidIsValid(relid))
 	{
@@ -427,7 +442,10 @@ idem_store_open(IdemStore *store, Oid relid, LOCKMODE lockmode)
 	store->row = table_slot_create(store->rel, NULL);
 }
 
-/* Close a store.  The lock on the table stays until the transaction ends. */
+/*
+ * Close a store.  The locks on the table and its index stay until the
+ * transaction ends.
+ */
 void
 idem_store_close(IdemStore *store)
 {
@@ -437,7 +455,7 @@ idem_store_close(IdemStore *store)
 		ExecDropSingleTupleTableSlot(store->spare);
 	if (store->next != NULL)
 		ExecDropSingleTupleTableSlot(store->next);
-	index_close(store->pkey, store->lockmode);
+	index_close(store->pkey, NoLock);
 	table_close(store->rel, NoLock);
 }
 
@@ -508,6 +526,36 @@ idem_store_forget(IdemStore *store)
 	ExecClearTuple(store->row);
 	if (store->spare != NULL)
 		ExecClearTuple(store->spare);
+}
+
+/* Does a column of the row found have this value? */
+static bool
+row_name_is(IdemStore *store, AttrNumber attno, text *name)
+{
+	text	   *stored = DatumGetTextPP(idem_row_datum(store->row, attno));
+
+	return VARSIZE_ANY_EXHDR(stored) == VARSIZE_ANY_EXHDR(name) &&
+		memcmp(VARDATA_ANY(stored), VARDATA_ANY(name),
+			   VARSIZE_ANY_EXHDR(name)) == 0;
+}
+
+/*
+ * If the row inserted last by this transaction is the one with this key and
+ * route, and has not been changed since, fetch it into store->row without a
+ * descent of the index.
+ */
+bool
+idem_store_recall(IdemStore *store, const IdemKey *key)
+{
+	if (last_insert.relid != RelationGetRelid(store->rel) ||
+		last_insert.xid != GetTopTransactionIdIfAny() ||
+		!table_tuple_fetch_row_version(store->rel, &last_insert.tid,
+									   SnapshotSelf, store->row))
+		return false;
+	slot_getallattrs(store->row);
+	return row_name_is(store, Anum_key_key, key->key) &&
+		row_name_is(store, Anum_key_tenant, key->tenant) &&
+		row_name_is(store, Anum_key_route, key->route);
 }
 
 /*
@@ -767,7 +815,7 @@ insert_index_entries(IdemStore *store, bool speculative, bool only_summaries)
 										  speculative))
 			unrivalled = false;
 		pfree(info);
-		index_close(index, RowExclusiveLock);
+		index_close(index, NoLock);
 	}
 	list_free(indexes);
 	if (estate != NULL)
@@ -796,7 +844,12 @@ idem_store_insert(IdemStore *store)
 	SpeculativeInsertionLockRelease(xid);
 
 	if (unrivalled)
+	{
+		last_insert.relid = RelationGetRelid(store->rel);
+		last_insert.xid = GetTopTransactionId();
+		last_insert.tid = store->next->tts_tid;
 		CommandCounterIncrement();
+	}
 	return unrivalled;
 }
 
