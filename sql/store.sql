@@ -252,3 +252,26 @@ DROP SCHEMA billing CASCADE;
 DROP TABLE regress_store, "Odd ""name"", with. dots";
 RESET client_min_messages;
 DELETE FROM idempotency_keys;
+
+-- No code of the owner's runs while a row is inserted: indexes may use the
+-- server's own functions only
+SELECT idem_create_table('regress_coded');
+CREATE FUNCTION coded(text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS
+	'BEGIN RAISE ''called''; END';
+CREATE DOMAIN coded_text AS text CHECK (coded(VALUE) IS NOT NULL);
+\set VERBOSITY terse
+CREATE INDEX regress_coded_i ON regress_coded (lower(coded(key)));
+SELECT outcome FROM idem_begin('k', 'r', NULL, store => 'regress_coded');
+DROP INDEX regress_coded_i;
+CREATE INDEX regress_coded_i ON regress_coded (step) WHERE coded(step) > 'x';
+SELECT outcome FROM idem_begin('k', 'r', NULL, store => 'regress_coded');
+DROP INDEX regress_coded_i;
+CREATE INDEX regress_coded_i ON regress_coded ((step::coded_text));
+SELECT outcome FROM idem_begin('k', 'r', NULL, store => 'regress_coded');
+DROP INDEX regress_coded_i;
+CREATE INDEX regress_coded_i ON regress_coded (lower(step), (response->>'id')) WHERE state = 'in_progress';
+SELECT outcome FROM idem_begin('k', 'r', NULL, store => 'regress_coded');
+\set VERBOSITY default
+DROP TABLE regress_coded;
+DROP DOMAIN coded_text;
+DROP FUNCTION coded;

@@ -31,6 +31,7 @@
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/portal.h"
 #include "utils/rel.h"
 
 PG_FUNCTION_INFO_V1(idem_checkpoint);
@@ -278,6 +279,7 @@ idem_resume(PG_FUNCTION_ARGS)
 	idem_store_open(&store, idem_arg_store(fcinfo, 6), RowExclusiveLock);
 	SPI_connect();
 	portal = open_candidates(&store, &req, now);
+	PinPortal(portal);
 	while (resumed < req.max)
 	{
 		SPI_cursor_fetch(portal, true, RESUME_CHUNK);
@@ -303,6 +305,7 @@ idem_resume(PG_FUNCTION_ARGS)
 	}
 	/* what the store has built lives in SPI's memory context */
 	idem_store_close(&store);
+	UnpinPortal(portal);
 	SPI_cursor_close(portal);
 	SPI_finish();
 	return (Datum) 0;

@@ -62,8 +62,9 @@
  * A permanent plain heap OF idempotency_key that no table inherits from, with
  * its primary key on (key, tenant, route), valid and not deferrable.  Since rows are written below the
  * executor, whatever the executor would have done is either done here or
- * refused: further plain, partial and expression indexes are kept up to date,
- * and foreign keys that point to the store work; triggers for INSERT or
+ * refused: further plain, partial and expression indexes are kept up to date
+ * as long as they use the server's own functions only, and foreign keys that
+ * point to the store work; triggers for INSERT or
  * UPDATE, rules, CHECK and further NOT NULL constraints, foreign keys of the
  * store's own, further unique or exclusion constraints and FORCE ROW LEVEL
  * SECURITY are refused.
@@ -94,6 +95,7 @@
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "nodes/execnodes.h"
+#include "nodes/nodeFuncs.h"
 #include "storage/lmgr.h"
 #include "utils/fmgroids.h"
 #include "utils/hsearch.h"
@@ -300,9 +302,29 @@ is_on_key_columns(Form_pg_index index)
 		index->indkey.values[2] == Anum_key_route;
 }
 
+static bool
+is_user_function(Oid funcid, void *context)
+{
+	return funcid >= FirstNormalObjectId;
+}
+
+/* Does an expression run anything but the server's own functions? */
+static bool
+runs_user_code(Node *node, void *context)
+{
+	if (node == NULL)
+		return false;
+	if (IsA(node, CoerceToDomain) ||
+		check_functions_in_node(node, is_user_function, NULL))
+		return true;
+	return expression_tree_walker(node, runs_user_code, context);
+}
+
 /*
  * The primary key must decide, and no other constraint may say no.  A second
  * unique index on the same columns is fine: REINDEX CONCURRENTLY makes one.
+ * And no code of the owner's may run in the middle of an insertion, where it
+ * would meet the row half made, and with the caller's rights.
  */
 static Oid
 check_store_indexes(Relation rel)
@@ -328,6 +350,11 @@ check_store_indexes(Relation rel)
 								   Anum_pg_index_indpred, NULL))))
 			refuse_store(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
 						 "A store must have no unique or exclusion constraint but its primary key.",
+						 NULL);
+		if (runs_user_code((Node *) RelationGetIndexExpressions(index), NULL) ||
+			runs_user_code((Node *) RelationGetIndexPredicate(index), NULL))
+			refuse_store(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
+						 "Indexes of a store must not use functions that are not the server's own.",
 						 NULL);
 		index_close(index, AccessShareLock);
 	}
