@@ -44,7 +44,7 @@ UPDATE idempotency_keys SET step = 'one', step_data = '{"n": 1}' WHERE key = 'fa
 BEGIN;
 SELECT proceed, outcome, attempt, status, headers, response, body, step, step_data
 FROM idem_begin('fail', 'r', '\x01');
-SELECT state, attempt, step, status, headers, response, body, finished_at
+SELECT state, attempt, step, status, headers, response, body, finished_at IS NOT NULL AS failed_before
 FROM idem_lookup('fail', 'r');
 ROLLBACK;
 SELECT state, attempt, status, response FROM idem_lookup('fail', 'r');

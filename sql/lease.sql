@@ -84,6 +84,27 @@ SELECT idem_finish('k', NULL);
 COMMIT;
 SELECT expires_at - finished_at AS retention FROM idempotency_keys;
 
+-- ... and it does not grow when a failed attempt is run again, by another
+-- transaction than the one that failed
+DELETE FROM idempotency_keys;
+SELECT outcome FROM idem_begin('k', 'r', NULL, ttl => '1h');
+UPDATE idempotency_keys SET created_at = created_at - interval '50 min';
+SELECT idem_finish('k', NULL, 503, attempt => 1, ttl => '1h');
+SELECT outcome, attempt FROM idem_begin('k', 'r', NULL);
+SELECT idem_finish('k', NULL, 503, attempt => 2);
+SELECT expires_at - finished_at AS retention FROM idempotency_keys;
+SELECT outcome, attempt FROM idem_begin('k', 'r', NULL);
+SELECT idem_finish('k', NULL, attempt => 3);
+SELECT expires_at - finished_at AS retention FROM idempotency_keys;
+-- a long transaction leaves the key its whole retention all the same
+BEGIN;
+SELECT outcome FROM idem_begin('long', 'r', NULL, ttl => '1h');
+UPDATE idempotency_keys SET created_at = created_at - interval '30 min',
+	expires_at = expires_at - interval '30 min' WHERE key = 'long';
+SELECT idem_finish('long', NULL);
+SELECT expires_at - finished_at AS retention FROM idempotency_keys WHERE key = 'long';
+COMMIT;
+
 -- Bad input
 \set VERBOSITY sqlstate
 SELECT idem_checkpoint(NULL, 'x');

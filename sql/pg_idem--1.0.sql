@@ -68,7 +68,7 @@ COMMENT ON COLUMN @extschema@.idempotency_key.body IS
 COMMENT ON COLUMN @extschema@.idempotency_key.result_dropped IS
 	'the result is not stored, though the key is finished';
 COMMENT ON COLUMN @extschema@.idempotency_key.finished_at IS
-	'when the key was finished';
+	'when the key was finished last';
 
 -- The same definition is in src/admin.c, for further stores.
 CREATE TABLE @extschema@.idempotency_keys OF @extschema@.idempotency_key (
@@ -117,7 +117,7 @@ COMMENT ON COLUMN @extschema@.idempotency_keys.body IS
 COMMENT ON COLUMN @extschema@.idempotency_keys.result_dropped IS
 	'the result is not stored, though the key is finished';
 COMMENT ON COLUMN @extschema@.idempotency_keys.finished_at IS
-	'when the key was finished';
+	'when the key was finished last';
 
 --
 -- Policies of routes
@@ -153,7 +153,8 @@ CREATE TABLE @extschema@.idem_routes (
 		OR keep OPERATOR(pg_catalog.=) 'final'
 		OR keep OPERATOR(pg_catalog.=) 'success'),
 	CONSTRAINT idem_routes_response_ttl_check CHECK (
-		response_ttl OPERATOR(pg_catalog.>) '0'::pg_catalog.interval),
+		response_ttl OPERATOR(pg_catalog.>) '0'::pg_catalog.interval
+		AND response_ttl OPERATOR(pg_catalog.<=) '1000 years'::pg_catalog.interval),
 	CONSTRAINT idem_routes_retry_ratio_check CHECK (
 		retry_ratio OPERATOR(pg_catalog.>=) 0),
 	CONSTRAINT idem_routes_retry_min_per_second_check CHECK (
@@ -192,12 +193,16 @@ COMMENT ON FUNCTION @extschema@.idem_routes_changed() IS
 	'trigger of idem_routes: lets all backends know of a change';
 
 CREATE TRIGGER idem_routes_changed
-	AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON @extschema@.idem_routes
+	AFTER INSERT OR UPDATE OR DELETE ON @extschema@.idem_routes
+	FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_routes_changed();
+CREATE TRIGGER idem_routes_truncated
+	AFTER TRUNCATE ON @extschema@.idem_routes
 	FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.idem_routes_changed();
 
--- also while changes are replicated
+-- also for changes that logical replication applies
 ALTER TABLE @extschema@.idem_routes
-	ENABLE ALWAYS TRIGGER idem_routes_changed;
+	ENABLE ALWAYS TRIGGER idem_routes_changed,
+	ENABLE ALWAYS TRIGGER idem_routes_truncated;
 
 -- keys and policies survive pg_dump
 SELECT pg_catalog.pg_extension_config_dump(c.oid, '')

@@ -18,6 +18,7 @@ INSERT INTO idem_routes (route, max_attempts) VALUES ('r', 0);
 INSERT INTO idem_routes (route, on_lost_lease) VALUES ('r', 'forget');
 INSERT INTO idem_routes (route, keep) VALUES ('r', 'some');
 INSERT INTO idem_routes (route, response_ttl) VALUES ('r', '0');
+INSERT INTO idem_routes (route, response_ttl) VALUES ('r', '2000 years');
 SELECT count(*) FROM idem_routes;
 \set VERBOSITY default
 

@@ -275,3 +275,10 @@ SELECT outcome FROM idem_begin('k', 'r', NULL, store => 'regress_coded');
 DROP TABLE regress_coded;
 DROP DOMAIN coded_text;
 DROP FUNCTION coded;
+
+-- A default store that is none for a while is found again
+ALTER TABLE idempotency_keys NOT OF;
+SELECT outcome FROM idem_begin('back', 'r', NULL);
+ALTER TABLE idempotency_keys OF idempotency_key;
+SELECT outcome FROM idem_begin('back', 'r', NULL);
+DELETE FROM idempotency_keys;

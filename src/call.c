@@ -19,6 +19,7 @@
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/regproc.h"
 #include "utils/syscache.h"
@@ -156,8 +157,12 @@ idem_call(PG_FUNCTION_ARGS)
 
 	if (DatumGetBool(values[Anum_claim_proceed - 1]))
 	{
-		bool		has_response = do_work(PG_GETARG_OID(3), fcinfo,
-										   &response);
+		bool		has_response;
+
+		/* it may have been dropped, or taken away, while we waited */
+		AcceptInvalidationMessages();
+		check_work(PG_GETARG_OID(3));
+		has_response = do_work(PG_GETARG_OID(3), fcinfo, &response);
 
 		finish_claim(fcinfo, response, !has_response,
 					 values[Anum_claim_attempt - 1]);

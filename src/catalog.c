@@ -283,7 +283,9 @@ load_catalog(void)
 	 * enough to be valid from here on.
 	 */
 	catalog = found;
-	catalog_valid = true;
+
+	/* that something is missing is never remembered */
+	catalog_valid = OidIsValid(found.default_store);
 	return true;
 }
 

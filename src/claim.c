@@ -326,7 +326,11 @@ new_claim(IdemStore *store, const Request *req)
 			   TimestampTzGetDatum(req->expires_at));
 }
 
-/* The next attempt at a claim: everything but its result stays */
+/*
+ * The next attempt at a claim: everything but its result stays.  finished_at
+ * does too, as the time of the last finish, from which the retention that the
+ * claim has now was counted.
+ */
 static void
 next_attempt(IdemStore *store, const Request *req)
 {
@@ -342,7 +346,6 @@ next_attempt(IdemStore *store, const Request *req)
 	next->tts_isnull[Anum_key_response - 1] = true;
 	next->tts_isnull[Anum_key_body - 1] = true;
 	idem_set_column(next, Anum_key_result_dropped, BoolGetDatum(false));
-	next->tts_isnull[Anum_key_finished_at - 1] = true;
 }
 
 /*

@@ -25,7 +25,8 @@
  * switch is over.
  *
  * In whose way: a worker asks before each batch whether somebody wants the
- * database, and never waits for the lock on a store.
+ * database, and never waits for the lock on a store.  As it may be held up by
+ * a trigger, its time is limited.
  *
  * Copyright (c) 2026, pg_idem contributors
  *
@@ -59,12 +60,21 @@
 #include "utils/resowner.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
+#include "utils/timeout.h"
 
 PG_FUNCTION_INFO_V1(idem_expire);
 
 /* How long the rows of a batch may take to delete, in milliseconds */
 #define MAX_BATCH_MSECS	500
 #define MAX_SLICE_MSECS	50
+
+/*
+ * What a worker may take: a step of it, before it is cancelled, and all of
+ * it, before it leaves the rest to the next one.  (The launcher ends a worker
+ * that a trigger holds up for longer still.)
+ */
+#define MAX_STEP_MSECS	10000
+#define MAX_SWEEP_MSECS	30000
 
 /* Columns of the query that picks a batch */
 #define PICK_COLUMNS \
@@ -85,6 +95,7 @@ typedef struct Sweep
 {
 	Oid			relid;
 	bool		may_wait;		/* for the lock on the store? */
+	TimestampTz deadline;		/* of a worker; the rest has time */
 	MemoryContext context;
 	TimestampTz now;			/* what is expired at the start of the sweep */
 	TimestampTz expires_at;		/* last row met ... */
@@ -131,21 +142,29 @@ static void
 set_constraints(Relation rel, bool deferred)
 {
 	TriggerDesc *triggers = rel->trigdesc;
+	List	   *constraints = NIL;
 	StringInfoData sql;
 	const char *separator = "SET CONSTRAINTS ";
+	ListCell   *lc;
 
-	initStringInfo(&sql);
+	/* before any look-up: that may rebuild the relation's triggers */
 	for (int i = 0; triggers != NULL && i < triggers->numtriggers; i++)
 	{
 		Trigger    *trigger = &triggers->triggers[i];
+
+		if (OidIsValid(trigger->tgconstraint) &&
+			(deferred ? trigger->tginitdeferred : trigger->tgdeferrable))
+			constraints = lappend_oid(constraints, trigger->tgconstraint);
+	}
+
+	initStringInfo(&sql);
+	foreach(lc, constraints)
+	{
 		HeapTuple	tuple;
 		Form_pg_constraint form;
 
-		if (!OidIsValid(trigger->tgconstraint) ||
-			!(deferred ? trigger->tginitdeferred : trigger->tgdeferrable))
-			continue;
 		tuple = SearchSysCache1(CONSTROID,
-								ObjectIdGetDatum(trigger->tgconstraint));
+								ObjectIdGetDatum(lfirst_oid(lc)));
 		if (!HeapTupleIsValid(tuple))
 			continue;
 		form = (Form_pg_constraint) GETSTRUCT(tuple);
@@ -640,6 +659,7 @@ begin_step(const char *activity)
 	StartTransactionCommand();
 	PushActiveSnapshot(GetTransactionSnapshot());
 	pgstat_report_activity(STATE_RUNNING, activity);
+	enable_timeout_after(STATEMENT_TIMEOUT, MAX_STEP_MSECS);
 }
 
 static void
@@ -647,6 +667,7 @@ end_step(void)
 {
 	PopActiveSnapshot();
 	CommitTransactionCommand();
+	disable_timeout(STATEMENT_TIMEOUT, false);
 	pgstat_report_stat(true);
 	pgstat_report_activity(STATE_IDLE, NULL);
 }
@@ -656,7 +677,7 @@ end_step(void)
  * false if there is not the extension at all.
  */
 static bool
-find_stores(List **stores)
+find_stores(List **stores, Oid *default_store)
 {
 	MemoryContext context = CurrentMemoryContext;
 	bool		exists;
@@ -669,6 +690,7 @@ find_stores(List **stores)
 
 		MemoryContextSwitchTo(context);
 		*stores = list_copy(found);
+		*default_store = idem_catalog()->default_store;
 	}
 	end_step();
 	MemoryContextSwitchTo(context);
@@ -712,7 +734,8 @@ worker_sweep(Sweep *sweep, SweepStep step)
 
 	PG_TRY();
 	{
-		while (worker_batch(sweep, step))
+		while (worker_batch(sweep, step) &&
+			   GetCurrentTimestamp() < sweep->deadline)
 		{
 			CHECK_FOR_INTERRUPTS();
 			MemoryContextSwitchTo(context);
@@ -722,6 +745,7 @@ worker_sweep(Sweep *sweep, SweepStep step)
 	{
 		MemoryContextSwitchTo(context);
 		sweep->broken_off = true;
+		disable_timeout(STATEMENT_TIMEOUT, false);
 		EmitErrorReport();
 		FlushErrorState();
 		AbortCurrentTransaction();
@@ -762,7 +786,11 @@ idem_expire_main(Datum arg)
 {
 	List	   *stores = NIL;
 	ListCell   *lc;
-	bool		trouble = false;
+	Oid			default_store;
+	TimestampTz deadline = TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
+													   MAX_SWEEP_MSECS);
+	bool		default_trouble = false;
+	bool		further_trouble = false;
 
 	/* the default of background workers would exit within the handler */
 	pqsignal(SIGTERM, die);
@@ -774,7 +802,7 @@ idem_expire_main(Datum arg)
 												"pg_idem sweep",
 												ALLOCSET_DEFAULT_SIZES));
 
-	if (!find_stores(&stores))
+	if (!find_stores(&stores, &default_store))
 	{
 		idem_launcher_report(IDEM_REPORT_ABSENT);
 		proc_exit(0);
@@ -783,14 +811,29 @@ idem_expire_main(Datum arg)
 	foreach(lc, stores)
 	{
 		Sweep		sweep;
+		bool		is_default = (lfirst_oid(lc) == default_store);
+
+		/* what holds up a further store must not hold up the default one */
+		if (!is_default && !idem_launcher_wants_further_stores())
+			continue;
+		if (!is_default && !default_trouble)
+			idem_launcher_report(IDEM_REPORT_FURTHER_TROUBLE);
 
 		sweep_start(&sweep, lfirst_oid(lc), false);
+		sweep.deadline = deadline;
 		worker_sweep(&sweep, remove_batch);
 		if (idem_launcher_wants_results_dropped())
 			worker_sweep(&sweep, drop_batch);
 		if (sweep.broken_off || sweep.failed > 0)
-			trouble = true;
+		{
+			if (is_default)
+				default_trouble = true;
+			else
+				further_trouble = true;
+		}
 	}
-	idem_launcher_report(trouble ? IDEM_REPORT_TROUBLE : IDEM_REPORT_SWEPT);
+	idem_launcher_report(default_trouble ? IDEM_REPORT_TROUBLE :
+						 further_trouble ? IDEM_REPORT_FURTHER_TROUBLE :
+						 IDEM_REPORT_SWEPT);
 	proc_exit(0);
 }

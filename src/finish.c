@@ -203,8 +203,9 @@ typedef struct StoredResult
 
 /*
  * When a key that is being finished expires.  Retention counts from the
- * finish.  A key created in this same transaction was given its time a moment
- * ago and keeps it: then the update changes no indexed column and is HOT.
+ * finish.  A key created a moment ago in this same transaction keeps the time
+ * that it was given then, as long as nine tenths of it are left: then the
+ * update changes no indexed column and is HOT.
  */
 static TimestampTz
 retention_end(IdemStore *store, TimestampTz now, const Interval *ttl)
@@ -214,17 +215,24 @@ retention_end(IdemStore *store, TimestampTz now, const Interval *ttl)
 		DatumGetTimestampTz(idem_row_datum(row, Anum_key_created_at));
 	TimestampTz expires_at =
 		DatumGetTimestampTz(idem_row_datum(row, Anum_key_expires_at));
+	TimestampTz counted_from = created_at;
 	Interval	span;
 
 	if (ttl != NULL)
 		return idem_time_after(now, ttl, "ttl");
-	if ((idem_store_row_is_ours(store) &&
-		 created_at >= GetCurrentTransactionStartTimestamp()) ||
-		TIMESTAMP_NOT_FINITE(expires_at))
+	if (TIMESTAMP_NOT_FINITE(expires_at))
 		return expires_at;
 
+	if (!idem_row_isnull(row, Anum_key_finished_at))
+		counted_from = DatumGetTimestampTz(idem_row_datum(row,
+														  Anum_key_finished_at));
 	memset(&span, 0, sizeof(span));
-	span.time = Max(expires_at - created_at, 1);
+	span.time = Max(expires_at - counted_from, 1);
+
+	if (idem_store_row_is_ours(store) && idem_row_attempt(row) == 1 &&
+		created_at >= GetCurrentTransactionStartTimestamp() &&
+		now - created_at <= span.time / 10)
+		return expires_at;
 	return idem_time_after(now, &span, "ttl");
 }
 

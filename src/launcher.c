@@ -13,7 +13,9 @@
  *					time, up to an hour; CREATE EXTENSION makes the database
  *					due at once
  *		trouble		as for absent, so that a key which cannot be removed, or
- *					a database which cannot be entered, fills no log
+ *					a database which cannot be entered, fills no log; if it
+ *					was in a further store only, the default store is swept
+ *					as ever and the further ones are passed over meanwhile
  *
  * so a cluster of a thousand databases that do not use pg_idem pays for one
  * look at pg_database every naptime.
@@ -75,6 +77,10 @@
  */
 #define DROP_RESULTS_SECS	3600
 #define DROP_RESULTS		'd'
+#define FURTHER_STORES		'f'
+
+/* Longest life of a worker, which ends by itself after half a minute */
+#define MAX_WORKER_SECS		60
 
 typedef struct LauncherShared
 {
@@ -94,6 +100,8 @@ typedef struct DatabaseState
 	TimestampTz due;
 	TimestampTz drop_due;		/* when results are to be dropped, too */
 	int			backoff_secs;	/* 0 while sweeps go well */
+	TimestampTz further_due;	/* when further stores are swept, too */
+	int			further_backoff_secs;
 	bool		seen;			/* in pg_database at the last look? */
 } DatabaseState;
 
@@ -189,6 +197,13 @@ idem_launcher_report(IdemReport report)
 	SpinLockRelease(&shared->mutex);
 }
 
+/* Is this worker to sweep further stores than the default one? */
+bool
+idem_launcher_wants_further_stores(void)
+{
+	return MyBgworkerEntry->bgw_extra[1] == FURTHER_STORES;
+}
+
 /* Is this worker also to drop results whose response_ttl is over? */
 bool
 idem_launcher_wants_results_dropped(void)
@@ -245,6 +260,8 @@ note_database(Form_pg_database db, TimestampTz now)
 		state->due = now;
 		state->drop_due = now;
 		state->backoff_secs = 0;
+		state->further_due = now;
+		state->further_backoff_secs = 0;
 	}
 	state->seen = true;
 }
@@ -334,7 +351,8 @@ nap(long msecs)
 
 /* Start the worker that sweeps a database.  False if there is no slot. */
 static bool
-start_sweep(Oid database, bool drop_results, BackgroundWorkerHandle **handle)
+start_sweep(Oid database, bool drop_results, bool further_stores,
+			BackgroundWorkerHandle **handle)
 {
 	BackgroundWorker worker;
 
@@ -351,8 +369,15 @@ start_sweep(Oid database, bool drop_results, BackgroundWorkerHandle **handle)
 	strlcpy(worker.bgw_type, "pg_idem expiry worker", BGW_MAXLEN);
 	worker.bgw_main_arg = ObjectIdGetDatum(database);
 	worker.bgw_extra[0] = drop_results ? DROP_RESULTS : '\0';
+	worker.bgw_extra[1] = further_stores ? FURTHER_STORES : '\0';
 	worker.bgw_notify_pid = MyProcPid;
 	return RegisterDynamicBackgroundWorker(&worker, handle);
+}
+
+static int
+longer_backoff(int secs)
+{
+	return Max(idem_expire_naptime, Min(secs * 2, MAX_BACKOFF_SECS));
 }
 
 /* Sweep one database and wait for the end of it. */
@@ -362,7 +387,10 @@ sweep_database(DatabaseState *state)
 	static bool complained = false;
 	BackgroundWorkerHandle *handle;
 	IdemReport	report;
-	bool		drop_results = state->drop_due <= GetCurrentTimestamp();
+	TimestampTz start = GetCurrentTimestamp();
+	bool		drop_results = state->drop_due <= start;
+	bool		further_stores = state->further_due <= start;
+	bool		terminated = false;
 	pid_t		pid;
 	BgwHandleStatus status;
 
@@ -370,7 +398,7 @@ sweep_database(DatabaseState *state)
 	shared->report = IDEM_REPORT_TROUBLE;	/* unless told otherwise */
 	SpinLockRelease(&shared->mutex);
 
-	if (!start_sweep(state->oid, drop_results, &handle))
+	if (!start_sweep(state->oid, drop_results, further_stores, &handle))
 	{
 		if (!complained)
 			ereport(LOG,
@@ -395,6 +423,13 @@ sweep_database(DatabaseState *state)
 			TerminateBackgroundWorker(handle);
 			break;
 		}
+		if (!terminated &&
+			TimestampDifferenceExceeds(start, GetCurrentTimestamp(),
+									   MAX_WORKER_SECS * 1000))
+		{
+			TerminateBackgroundWorker(handle);
+			terminated = true;
+		}
 	}
 	pfree(handle);
 
@@ -402,11 +437,19 @@ sweep_database(DatabaseState *state)
 	report = shared->report;
 	SpinLockRelease(&shared->mutex);
 
-	if (report == IDEM_REPORT_SWEPT)
+	if (report == IDEM_REPORT_SWEPT || report == IDEM_REPORT_FURTHER_TROUBLE)
 		state->backoff_secs = 0;
 	else
-		state->backoff_secs = Max(idem_expire_naptime,
-								 Min(state->backoff_secs * 2, MAX_BACKOFF_SECS));
+		state->backoff_secs = longer_backoff(state->backoff_secs);
+	if (report == IDEM_REPORT_FURTHER_TROUBLE)
+	{
+		state->further_backoff_secs =
+			longer_backoff(state->further_backoff_secs);
+		state->further_due = GetCurrentTimestamp() +
+			state->further_backoff_secs * USECS_PER_SEC;
+	}
+	else if (report == IDEM_REPORT_SWEPT && further_stores)
+		state->further_backoff_secs = 0;
 	state->due = GetCurrentTimestamp() +
 		Max(state->backoff_secs, idem_expire_naptime) * USECS_PER_SEC;
 	if (drop_results)

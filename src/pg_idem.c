@@ -29,6 +29,7 @@ char	   *idem_replay_headers = NULL;
 int			idem_max_response_size = 1024 * 1024;
 char	   *idem_tenant = NULL;
 bool		idem_tenant_is_role = false;
+bool		idem_preloaded = false;
 bool		idem_expire_enabled = true;
 int			idem_expire_naptime = 10;
 int			idem_expire_batch = 1000;
@@ -163,6 +164,7 @@ define_expiry_settings(void)
 void
 _PG_init(void)
 {
+	idem_preloaded = process_shared_preload_libraries_in_progress;
 	define_claim_settings();
 	define_expiry_settings();
 	MarkGUCPrefixReserved("pg_idem");

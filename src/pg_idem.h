@@ -119,6 +119,7 @@ extern char *idem_replay_headers;
 extern int	idem_max_response_size; /* bytes */
 extern char *idem_tenant;
 extern bool idem_tenant_is_role;
+extern bool idem_preloaded;		/* by shared_preload_libraries? */
 extern bool idem_expire_enabled;
 extern int	idem_expire_naptime;	/* seconds */
 extern int	idem_expire_batch;
@@ -311,12 +312,14 @@ extern bool idem_check_replay_headers(char **newval, void **extra,
 typedef enum IdemReport
 {
 	IDEM_REPORT_TROUBLE,		/* something could not be swept */
+	IDEM_REPORT_FURTHER_TROUBLE,	/* ... in a further store only */
 	IDEM_REPORT_ABSENT,			/* the extension is not there */
 	IDEM_REPORT_SWEPT
 } IdemReport;
 
 extern void idem_launcher_init(void);
 extern void idem_launcher_report(IdemReport report);
+extern bool idem_launcher_wants_further_stores(void);
 extern bool idem_launcher_wants_results_dropped(void);
 extern bool idem_database_is_wanted(void);
 extern PGDLLEXPORT void idem_launcher_main(Datum arg);

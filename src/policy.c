@@ -116,6 +116,17 @@ idem_arg_tenant(FunctionCallInfo fcinfo, int argno)
 {
 	text	   *tenant;
 
+	/*
+	 * A library that is loaded on first use comes too late to keep a client
+	 * from setting what only a superuser may set: its value displaces the
+	 * server's before it is refused.  So whoever relies on this setting must
+	 * preload.
+	 */
+	if (idem_tenant_is_role && !idem_preloaded)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("pg_idem.tenant_is_role needs pg_idem in shared_preload_libraries")));
+
 	if (idem_tenant_is_role)
 		tenant = cstring_to_text(GetUserNameFromId(GetUserId(), false));
 	else if (!PG_ARGISNULL(argno))

@@ -50,19 +50,27 @@ typedef struct RoutePolicy
 } RoutePolicy;
 
 static HTAB *routes = NULL;
+static MemoryContext routes_context = NULL; /* it lives in here */
 static bool routes_valid = false;
 static Oid	routes_relid = InvalidOid;
+
+/* counts invalidations, so that one during a load is noticed */
+static uint64 routes_invalidations = 0;
 
 static void
 routes_invalidated(Datum arg, Oid relid)
 {
 	if (!OidIsValid(relid) || relid == routes_relid)
+	{
 		routes_valid = false;
+		routes_invalidations++;
+	}
 }
 
 /*
- * Trigger on idem_routes, after every statement that changes it: have all
- * backends read it again once the change commits.
+ * Trigger on idem_routes, after every change: have all backends read it again
+ * once the change commits.  For each row, since the changes that logical
+ * replication applies fire no others.
  */
 Datum
 idem_routes_changed(PG_FUNCTION_ARGS)
@@ -93,7 +101,7 @@ text_column(TupleTableSlot *slot, AttrNumber attno)
 }
 
 static void
-load_route(TupleTableSlot *slot)
+load_route(HTAB *table, TupleTableSlot *slot)
 {
 	char		name[IDEM_MAX_NAME + 1];
 	RoutePolicy *route;
@@ -102,7 +110,7 @@ load_route(TupleTableSlot *slot)
 
 	slot_getallattrs(slot);
 	strlcpy(name, text_column(slot, Anum_routes_route), sizeof(name));
-	route = hash_search(routes, name, HASH_ENTER, NULL);
+	route = hash_search(table, name, HASH_ENTER, NULL);
 
 	for (int i = 1; i <= Natts_routes; i++)
 		route->has[i] = !slot->tts_isnull[i - 1];
@@ -123,11 +131,18 @@ load_route(TupleTableSlot *slot)
 		strcmp(keep, "success") == 0 ? IDEM_KEEP_SUCCESS : IDEM_KEEP_FINAL;
 }
 
-/* Read idem_routes into the hash table. */
+/*
+ * Read idem_routes into a new hash table, and put it in the place of the old
+ * one when it is complete.  If that fails, there is no valid one, and the
+ * next call tries again.
+ */
 static void
 load_routes(void)
 {
 	static bool registered = false;
+	MemoryContext context;
+	HTAB	   *table;
+	uint64		invalidations;
 	Relation	rel;
 	TableScanDesc scan;
 	TupleTableSlot *slot;
@@ -140,17 +155,21 @@ load_routes(void)
 		registered = true;
 	}
 
-	if (routes != NULL)
-		hash_destroy(routes);
+	context = AllocSetContextCreate(CurrentMemoryContext, "pg_idem routes",
+									ALLOCSET_SMALL_SIZES);
 	memset(&ctl, 0, sizeof(ctl));
 	ctl.keysize = IDEM_MAX_NAME + 1;
 	ctl.entrysize = sizeof(RoutePolicy);
-	ctl.hcxt = TopMemoryContext;
-	routes = hash_create("pg_idem routes", 16, &ctl,
-						 HASH_ELEM | HASH_STRINGS | HASH_CONTEXT);
+	ctl.hcxt = context;
+	table = hash_create("pg_idem routes", 16, &ctl,
+						HASH_ELEM | HASH_STRINGS | HASH_CONTEXT);
 
 	routes_relid = idem_catalog()->routes;
-	rel = table_open(routes_relid, AccessShareLock);
+	rel = try_table_open(routes_relid, AccessShareLock);
+	if (rel == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("the table of policies of pg_idem does not exist")));
 	if (RelationGetDescr(rel)->natts != Natts_routes)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -159,17 +178,24 @@ load_routes(void)
 				 errhint("Run ALTER EXTENSION pg_idem UPDATE, or install the library of the extension's version.")));
 
 	/* an invalidation that arrives from here on makes us read again */
-	routes_valid = true;
+	invalidations = routes_invalidations;
 
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	slot = table_slot_create(rel, NULL);
 	scan = table_beginscan(rel, snapshot, 0, NULL);
 	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
-		load_route(slot);
+		load_route(table, slot);
 	table_endscan(scan);
 	ExecDropSingleTupleTableSlot(slot);
 	UnregisterSnapshot(snapshot);
 	table_close(rel, AccessShareLock);
+
+	MemoryContextSetParent(context, TopMemoryContext);
+	if (routes_context != NULL)
+		MemoryContextDelete(routes_context);
+	routes_context = context;
+	routes = table;
+	routes_valid = (invalidations == routes_invalidations);
 }
 
 /*
@@ -181,10 +207,9 @@ static void
 refresh_routes(void)
 {
 	AcceptInvalidationMessages();
-	if (routes == NULL || !routes_valid ||
-		routes_relid != idem_catalog()->routes)
+	if (!routes_valid || routes_relid != idem_catalog()->routes)
 	{
-		routes_valid = false;	/* stays so if loading fails */
+		routes_valid = false;
 		load_routes();
 	}
 }

@@ -89,7 +89,9 @@
 #include "access/xact.h"
 #include "catalog/index.h"
 #include "catalog/pg_am.h"
+#include "catalog/pg_collation.h"
 #include "catalog/pg_inherits.h"
+#include "catalog/pg_opfamily.h"
 #include "catalog/pg_trigger.h"
 #include "commands/trigger.h"
 #include "executor/executor.h"
@@ -292,14 +294,27 @@ check_store_triggers(Relation rel)
 	}
 }
 
-/* Has the index the columns of the primary key, in its order? */
+/*
+ * Has the index the columns of a primary key, in its order and compared byte
+ * by byte?
+ */
 static bool
-is_on_key_columns(Form_pg_index index)
+is_on_key_columns(Relation index)
 {
-	return index->indnkeyatts == 3 &&
-		index->indkey.values[0] == Anum_key_key &&
-		index->indkey.values[1] == Anum_key_tenant &&
-		index->indkey.values[2] == Anum_key_route;
+	static const AttrNumber columns[] = {
+		Anum_key_key, Anum_key_tenant, Anum_key_route
+	};
+
+	if (index->rd_index->indnkeyatts != lengthof(columns))
+		return false;
+	for (int i = 0; i < lengthof(columns); i++)
+	{
+		if (index->rd_index->indkey.values[i] != columns[i] ||
+			index->rd_indcollation[i] != C_COLLATION_OID ||
+			index->rd_opfamily[i] != TEXT_BTREE_FAM_OID)
+			return false;
+	}
+	return true;
 }
 
 static bool
@@ -342,10 +357,10 @@ check_store_indexes(Relation rel)
 		if (form->indexrelid == pkey)
 			pkey_usable = (form->indisvalid && form->indimmediate &&
 						   index->rd_rel->relam == BTREE_AM_OID &&
-						   is_on_key_columns(form));
+						   is_on_key_columns(index));
 		else if (form->indisexclusion ||
 				 (form->indisunique &&
-				  !(form->indimmediate && is_on_key_columns(form) &&
+				  !(form->indimmediate && is_on_key_columns(index) &&
 					heap_attisnull(index->rd_indextuple,
 								   Anum_pg_index_indpred, NULL))))
 			refuse_store(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
@@ -416,20 +431,30 @@ open_default_store(LOCKMODE lockmode)
 	return rel;
 }
 
+static void
+check_owner(Oid relid)
+{
+	if (SearchSysCacheExists1(RELOID, ObjectIdGetDatum(relid)) &&
+		!object_ownercheck(RelationRelationId, relid, GetUserId()))
+		aclcheck_error(ACLCHECK_NOT_OWNER,
+					   get_relkind_objtype(get_rel_relkind(relid)),
+					   get_rel_name(relid));
+}
+
 /* Open another store, for a caller who has its owner's privileges. */
 static Relation
 open_further_store(Oid relid, LOCKMODE lockmode)
 {
 	Relation	rel;
 
-	/* no lock, not even for a moment, on what is not the caller's */
-	if (SearchSysCacheExists1(RELOID, ObjectIdGetDatum(relid)) &&
-		!object_ownercheck(RelationRelationId, relid, GetUserId()))
-		aclcheck_error(ACLCHECK_NOT_OWNER,
-					   get_relkind_objtype(get_rel_relkind(relid)),
-					   get_rel_name(relid));
-
+	/*
+	 * Before, so that no lock is taken, not even for a moment, on what is not
+	 * the caller's; and after, as the owner may have changed meanwhile.
+	 */
+	check_owner(relid);
 	rel = try_table_open(relid, lockmode);
+	if (rel != NULL)
+		check_owner(relid);
 	if (rel == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_TABLE),

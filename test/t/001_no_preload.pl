@@ -120,15 +120,13 @@ $node->safe_psql(
 	'postgres', q(
 CREATE ROLE app LOGIN;
 SELECT idem_grant('app');
-ALTER DATABASE postgres SET pg_idem.tenant_is_role = on;
 ALTER DATABASE postgres SET pg_idem.max_response_size = 5;));
 my $app = PgIdemTest::Session->new($node, 'postgres', 'app');
-$app->start("SET pg_idem.tenant_is_role = off; SET pg_idem.max_response_size = '1GB';"
-	  . "SET pg_idem.replay_headers = 'x-secret'");
+$app->start("SET pg_idem.max_response_size = '1GB'; SET pg_idem.replay_headers = 'x-secret'");
 $app->result;
 is( $app->query(
-		"SELECT outcome FROM idem_begin('t', 'r', NULL, tenant => 'other');"
-		  . q(SELECT idem_finish('t', '"too long"', headers => '{"x-secret": "1"}', tenant => 'other', attempt => 1);)
+		"SELECT outcome FROM idem_begin('t', 'r', NULL);"
+		  . q(SELECT idem_finish('t', '"too long"', headers => '{"x-secret": "1"}', attempt => 1);)
 	),
 	"started\n",
 	'a role that set them before');
@@ -136,8 +134,17 @@ is( $node->safe_psql(
 		'postgres',
 		"SELECT tenant, headers, response, result_dropped"
 		  . " FROM idempotency_keys WHERE key = 't'"),
-	'app|||t',
+	'|||t',
 	'a role cannot set beforehand what it may not set later');
+$app->quit;
+
+# ... and nobody is to rely on a tenant that a client might displace at the
+# start of its session
+$node->safe_psql('postgres',
+	'ALTER DATABASE postgres SET pg_idem.tenant_is_role = on');
+$app = PgIdemTest::Session->new($node, 'postgres', 'app');
+is($app->error("SELECT idem_begin('u', 'r', NULL)"),
+	'55000', 'tenant_is_role is refused');
 $_->quit foreach $psql, $other, $app;
 
 $node->stop;
