@@ -80,7 +80,7 @@
 #define FURTHER_STORES		'f'
 
 /* Longest life of a worker, which ends by itself after half a minute */
-#define MAX_WORKER_SECS		60
+#define MAX_WORKER_SECS		45
 
 typedef struct LauncherShared
 {
