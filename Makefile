@@ -19,7 +19,8 @@ OBJS = \
 	src/pg_idem.o \
 	src/policy.o \
 	src/routes.o \
-	src/store.o
+	src/store.o \
+	src/store_check.o
 
 EXTENSION = pg_idem
 DATA = $(wildcard sql/pg_idem--*.sql)

@@ -237,6 +237,10 @@ extern TupleTableSlot *idem_store_new_version(IdemStore *store,
 extern bool idem_store_insert(IdemStore *store);
 extern void idem_store_update(IdemStore *store);
 
+/* ---------------- store_check.c: what a store may be ---------------- */
+
+extern Oid	idem_store_primary_key(Relation rel);
+
 /* ---------------- routes.c: the policy of a route ---------------- */
 
 typedef struct IdemPolicy
