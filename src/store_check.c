@@ -297,7 +297,8 @@ check_store_indexes(Relation rel)
 }
 
 /*
- * Refuse a relation that is no store; see the head of this file.  The caller holds a lock on it.  Returns the OID of the primary key's index.
+ * Refuse a relation that is no store; see the head of this file.  The caller
+ * holds a lock on it.  Returns the OID of the primary key's index.
  */
 static Oid
 check_store(Relation rel)
