@@ -282,3 +282,13 @@ SELECT outcome FROM idem_begin('back', 'r', NULL);
 ALTER TABLE idempotency_keys OF idempotency_key;
 SELECT outcome FROM idem_begin('back', 'r', NULL);
 DELETE FROM idempotency_keys;
+
+-- A second unique index is one on the key only if it compares byte by byte
+SELECT idem_create_table('regress_collated');
+CREATE UNIQUE INDEX regress_collated_i ON regress_collated (key COLLATE "POSIX", tenant, route);
+\set VERBOSITY terse
+SELECT outcome FROM idem_begin('k', 'r', NULL, store => 'regress_collated');
+\set VERBOSITY default
+DROP INDEX regress_collated_i;
+SELECT outcome FROM idem_begin('k', 'r', NULL, store => 'regress_collated');
+DROP TABLE regress_collated;
