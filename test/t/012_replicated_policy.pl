@@ -1,0 +1,57 @@
+
+# Policies may be kept on one server and replicated to others.  A change that
+# logical replication applies must reach the sessions of the subscriber, like
+# one that is made there; such changes fire row triggers only.
+
+use strict;
+use warnings;
+
+use FindBin;
+use lib $FindBin::RealBin;
+
+use PgIdemTest;
+use Test::More;
+
+my $publisher = new_node('publisher', "wal_level = logical\n", allows_streaming => 'logical');
+my $subscriber = new_node('subscriber', "wal_level = logical\n");
+
+$_->safe_psql('postgres', 'CREATE EXTENSION pg_idem') foreach $publisher, $subscriber;
+$publisher->safe_psql('postgres', 'CREATE PUBLICATION policies FOR TABLE idem_routes');
+$subscriber->safe_psql('postgres',
+	"CREATE SUBSCRIPTION policies CONNECTION '"
+	  . $publisher->connstr
+	  . " dbname=postgres' PUBLICATION policies");
+ok( wait_until(
+		sub {
+			$subscriber->safe_psql('postgres',
+				"SELECT count(*) FROM pg_subscription_rel WHERE srsubstate = 'r'") eq '1';
+		}),
+	'changes are streamed');
+
+my $session = PgIdemTest::Session->new($subscriber, 'postgres');
+$session->query("SELECT idem_begin('k', 'r', NULL)");
+$session->query("UPDATE idempotency_keys SET lease_until = '2000-01-01'");
+
+$publisher->safe_psql('postgres',
+	"INSERT INTO idem_routes (route, on_lost_lease) VALUES ('r', 'hold')");
+ok( wait_until(
+		sub {
+			$subscriber->safe_psql('postgres', 'SELECT count(*) FROM idem_routes') eq '1';
+		}),
+	'the policy has been replicated');
+is($session->query("SELECT outcome FROM idem_begin('k', 'r', NULL)"),
+	'unknown', 'an open session of the subscriber goes by it');
+
+$publisher->safe_psql('postgres', 'DELETE FROM idem_routes');
+ok( wait_until(
+		sub {
+			$subscriber->safe_psql('postgres', 'SELECT count(*) FROM idem_routes') eq '0';
+		}),
+	'its end has been replicated');
+is($session->query("SELECT outcome FROM idem_begin('k', 'r', NULL)"),
+	'resumed', 'the session goes by that');
+
+$session->quit;
+$subscriber->safe_psql('postgres', 'DROP SUBSCRIPTION policies');
+$_->stop foreach $subscriber, $publisher;
+done_testing();
