@@ -31,7 +31,6 @@
 
 #include "access/htup_details.h"
 #include "access/xact.h"
-#include "access/xlog.h"
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
@@ -408,6 +407,14 @@ wait_for_others(IdemStore *store, int *msecs, TimestampTz now,
 	*msecs = Min(*msecs * 2, MAX_WAIT_MSECS);
 }
 
+/* Does the answer let the caller do the work? */
+static inline bool
+proceeds(const Answer *ans)
+{
+	return ans->outcome == OUTCOME_STARTED ||
+		ans->outcome == OUTCOME_RESUMED;
+}
+
 /* Copy a column of the row into the answer's tuple. */
 static inline void
 tell(Datum *values, bool *isnull, int claim_attno,
@@ -432,9 +439,7 @@ form_claim(const Answer *ans, TupleTableSlot *row)
 
 	memset(isnull, true, sizeof(isnull));
 
-	values[Anum_claim_proceed - 1] =
-		BoolGetDatum(ans->outcome == OUTCOME_STARTED ||
-					 ans->outcome == OUTCOME_RESUMED);
+	values[Anum_claim_proceed - 1] = BoolGetDatum(proceeds(ans));
 	isnull[Anum_claim_proceed - 1] = false;
 	values[Anum_claim_outcome - 1] =
 		CStringGetTextDatum(outcome_name[ans->outcome]);
@@ -521,7 +526,7 @@ claim(IdemStore *store, Request *req)
 			continue;
 		}
 
-		if (ans.outcome == OUTCOME_STARTED || ans.outcome == OUTCOME_RESUMED)
+		if (proceeds(&ans))
 		{
 			ans.tell_row = true;
 			return form_claim(&ans, store->next);
@@ -542,7 +547,6 @@ idem_begin(PG_FUNCTION_ARGS)
 	Datum		result;
 
 	PreventCommandIfReadOnly("idem_begin()");
-	PreventCommandDuringRecovery("idem_begin()");
 
 	req.key.key = idem_arg_name(fcinfo, 0, "key");
 	req.key.route = idem_arg_name(fcinfo, 1, "route");

@@ -36,7 +36,6 @@
 
 #include "access/table.h"
 #include "access/xact.h"
-#include "access/xlog.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_constraint.h"
@@ -625,7 +624,6 @@ idem_expire(PG_FUNCTION_ARGS)
 	ListCell   *lc;
 
 	PreventCommandIfReadOnly("idem_expire()");
-	PreventCommandDuringRecovery("idem_expire()");
 	if (max < 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),

@@ -19,7 +19,6 @@
 #include "pg_idem.h"
 
 #include "access/xact.h"
-#include "access/xlog.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/snapmgr.h"
@@ -296,7 +295,6 @@ idem_finish(PG_FUNCTION_ARGS)
 	Interval	ttl;
 
 	PreventCommandIfReadOnly("idem_finish()");
-	PreventCommandDuringRecovery("idem_finish()");
 
 	ref.key.key = idem_arg_name(fcinfo, 0, "key");
 	result.response = PG_ARGISNULL(1) ? NULL : PG_GETARG_JSONB_P(1);

@@ -25,7 +25,6 @@
  */
 #include "pg_idem.h"
 
-#include "access/xlog.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "funcapi.h"
@@ -82,7 +81,6 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 	TimestampTz lease_until;
 
 	PreventCommandIfReadOnly("idem_checkpoint()");
-	PreventCommandDuringRecovery("idem_checkpoint()");
 	arg_claim(fcinfo, 4, &ref);
 	step = PG_ARGISNULL(1) ? NULL : idem_arg_name(fcinfo, 1, "step");
 	data = PG_ARGISNULL(2) ? NULL : PG_GETARG_JSONB_P(2);
@@ -122,7 +120,6 @@ idem_release(PG_FUNCTION_ARGS)
 	IdemClaimRef ref;
 
 	PreventCommandIfReadOnly("idem_release()");
-	PreventCommandDuringRecovery("idem_release()");
 	arg_claim(fcinfo, 1, &ref);
 
 	idem_store_open(&store, idem_arg_store(fcinfo, 4), RowExclusiveLock);
@@ -256,7 +253,6 @@ idem_resume(PG_FUNCTION_ARGS)
 	int64		resumed = 0;
 
 	PreventCommandIfReadOnly("idem_resume()");
-	PreventCommandDuringRecovery("idem_resume()");
 
 	memset(&req, 0, sizeof(req));
 	req.max = PG_ARGISNULL(0) ? PG_INT64_MAX : PG_GETARG_INT32(0);

@@ -173,7 +173,6 @@ typedef struct IdemStore
 {
 	Relation	rel;
 	Relation	pkey;
-	LOCKMODE	lockmode;
 	TupleTableSlot *row;		/* the row found; pins its page */
 	TupleTableSlot *spare;		/* a row seen on the way, or NULL */
 	TupleTableSlot *next;		/* new version being built, or NULL */

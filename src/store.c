@@ -173,7 +173,6 @@ void
 idem_store_open(IdemStore *store, Oid relid, LOCKMODE lockmode)
 {
 	memset(store, 0, sizeof(*store));
-	store->lockmode = lockmode;
 
 	if (OidIsValid(relid) && relid != idem_catalog()->default_store)
 		store->rel = open_further_store(relid, lockmode);

@@ -28,26 +28,30 @@ ok( wait_until(
 		}),
 	'changes are streamed');
 
+# Wait until the subscriber has so many policies.
+sub replicated
+{
+	my ($n, $name) = @_;
+	ok( wait_until(
+			sub {
+				$subscriber->safe_psql('postgres', 'SELECT count(*) FROM idem_routes') eq $n;
+			}),
+		$name);
+	return;
+}
+
 my $session = PgIdemTest::Session->new($subscriber, 'postgres');
 $session->query("SELECT idem_begin('k', 'r', NULL)");
 $session->query("UPDATE idempotency_keys SET lease_until = '2000-01-01'");
 
 $publisher->safe_psql('postgres',
 	"INSERT INTO idem_routes (route, on_lost_lease) VALUES ('r', 'hold')");
-ok( wait_until(
-		sub {
-			$subscriber->safe_psql('postgres', 'SELECT count(*) FROM idem_routes') eq '1';
-		}),
-	'the policy has been replicated');
+replicated('1', 'the policy has been replicated');
 is($session->query("SELECT outcome FROM idem_begin('k', 'r', NULL)"),
 	'unknown', 'an open session of the subscriber goes by it');
 
 $publisher->safe_psql('postgres', 'DELETE FROM idem_routes');
-ok( wait_until(
-		sub {
-			$subscriber->safe_psql('postgres', 'SELECT count(*) FROM idem_routes') eq '0';
-		}),
-	'its end has been replicated');
+replicated('0', 'its end has been replicated');
 is($session->query("SELECT outcome FROM idem_begin('k', 'r', NULL)"),
 	'resumed', 'the session goes by that');
 
