@@ -7,6 +7,8 @@
 MODULE_big = pg_idem
 OBJS = \
 	src/admin.o \
+	src/breaker.o \
+	src/budget.o \
 	src/call.o \
 	src/catalog.o \
 	src/claim.o \
@@ -18,7 +20,12 @@ OBJS = \
 	src/lease.o \
 	src/pg_idem.o \
 	src/policy.o \
+	src/policy_cache.o \
+	src/retry.o \
 	src/routes.o \
+	src/services.o \
+	src/shmem.o \
+	src/stats.o \
 	src/store.o \
 	src/store_check.o
 

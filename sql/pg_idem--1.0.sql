@@ -156,9 +156,11 @@ CREATE TABLE @extschema@.idem_routes (
 		response_ttl OPERATOR(pg_catalog.>) '0'::pg_catalog.interval
 		AND response_ttl OPERATOR(pg_catalog.<=) '1000 years'::pg_catalog.interval),
 	CONSTRAINT idem_routes_retry_ratio_check CHECK (
-		retry_ratio OPERATOR(pg_catalog.>=) 0),
+		retry_ratio OPERATOR(pg_catalog.>=) 0
+		AND retry_ratio OPERATOR(pg_catalog.<) 'NaN'),
 	CONSTRAINT idem_routes_retry_min_per_second_check CHECK (
-		retry_min_per_second OPERATOR(pg_catalog.>=) 0)
+		retry_min_per_second OPERATOR(pg_catalog.>=) 0
+		AND retry_min_per_second OPERATOR(pg_catalog.<) 'NaN')
 );
 
 COMMENT ON TABLE @extschema@.idem_routes IS
@@ -184,27 +186,118 @@ COMMENT ON COLUMN @extschema@.idem_routes.retry_ratio IS
 COMMENT ON COLUMN @extschema@.idem_routes.retry_min_per_second IS
 	'retry budget: retries allowed per second in any case';
 
-CREATE FUNCTION @extschema@.idem_routes_changed()
+--
+-- Policies of services
+--
+
+CREATE TABLE @extschema@.idem_service_policies (
+	service			pg_catalog.text COLLATE pg_catalog."C" PRIMARY KEY,
+	retry_ratio		pg_catalog.float8,
+	retry_min_per_second	pg_catalog.float8,
+	failure_ratio	pg_catalog.float8,
+	slow_call_ratio	pg_catalog.float8,
+	slow_call_time	pg_catalog.interval,
+	window_calls	pg_catalog.int4,
+	minimum_calls	pg_catalog.int4,
+	open_time		pg_catalog.interval,
+	max_open_time	pg_catalog.interval,
+	half_open_calls	pg_catalog.int4,
+	breaker			pg_catalog.text,
+	CONSTRAINT idem_service_policies_service_check CHECK (
+		pg_catalog.octet_length(service) OPERATOR(pg_catalog.>=) 1
+		AND pg_catalog.octet_length(service) OPERATOR(pg_catalog.<=) 255),
+	CONSTRAINT idem_service_policies_retry_ratio_check CHECK (
+		retry_ratio OPERATOR(pg_catalog.>=) 0
+		AND retry_ratio OPERATOR(pg_catalog.<) 'NaN'),
+	CONSTRAINT idem_service_policies_retry_min_per_second_check CHECK (
+		retry_min_per_second OPERATOR(pg_catalog.>=) 0
+		AND retry_min_per_second OPERATOR(pg_catalog.<) 'NaN'),
+	CONSTRAINT idem_service_policies_failure_ratio_check CHECK (
+		failure_ratio OPERATOR(pg_catalog.>) 0
+		AND failure_ratio OPERATOR(pg_catalog.<) 'NaN'),
+	CONSTRAINT idem_service_policies_slow_call_ratio_check CHECK (
+		slow_call_ratio OPERATOR(pg_catalog.>) 0
+		AND slow_call_ratio OPERATOR(pg_catalog.<) 'NaN'),
+	CONSTRAINT idem_service_policies_slow_call_time_check CHECK (
+		slow_call_time OPERATOR(pg_catalog.>=) '0'::pg_catalog.interval),
+	CONSTRAINT idem_service_policies_window_calls_check CHECK (
+		window_calls OPERATOR(pg_catalog.>=) 1
+		AND window_calls OPERATOR(pg_catalog.<=) 1000),
+	CONSTRAINT idem_service_policies_minimum_calls_check CHECK (
+		minimum_calls OPERATOR(pg_catalog.>=) 1),
+	CONSTRAINT idem_service_policies_open_time_check CHECK (
+		open_time OPERATOR(pg_catalog.>=) '0'::pg_catalog.interval),
+	CONSTRAINT idem_service_policies_max_open_time_check CHECK (
+		max_open_time OPERATOR(pg_catalog.>=) '0'::pg_catalog.interval),
+	CONSTRAINT idem_service_policies_half_open_calls_check CHECK (
+		half_open_calls OPERATOR(pg_catalog.>=) 1),
+	CONSTRAINT idem_service_policies_breaker_check CHECK (
+		breaker OPERATOR(pg_catalog.=) 'forced_open'
+		OR breaker OPERATOR(pg_catalog.=) 'forced_closed')
+);
+
+COMMENT ON TABLE @extschema@.idem_service_policies IS
+	'retry budgets and circuit breakers of single services; NULL is the setting of the same name or the default';
+COMMENT ON COLUMN @extschema@.idem_service_policies.service IS
+	'the service that the row is for';
+COMMENT ON COLUMN @extschema@.idem_service_policies.retry_ratio IS
+	'retry budget: retries allowed per request';
+COMMENT ON COLUMN @extschema@.idem_service_policies.retry_min_per_second IS
+	'retry budget: retries allowed per second in any case';
+COMMENT ON COLUMN @extschema@.idem_service_policies.failure_ratio IS
+	'breaker: part of the calls that must have failed to open it; default 0.5';
+COMMENT ON COLUMN @extschema@.idem_service_policies.slow_call_ratio IS
+	'breaker: part of the calls that must have been slow to open it; default 1';
+COMMENT ON COLUMN @extschema@.idem_service_policies.slow_call_time IS
+	'breaker: a call that takes longer is slow; default one minute';
+COMMENT ON COLUMN @extschema@.idem_service_policies.window_calls IS
+	'breaker: how many of the last calls count, up to 1000; default 100';
+COMMENT ON COLUMN @extschema@.idem_service_policies.minimum_calls IS
+	'breaker: opens after fewer calls never, unless the window is smaller; default 100';
+COMMENT ON COLUMN @extschema@.idem_service_policies.open_time IS
+	'breaker: how long it stays open at first, and twice as long each time that trials fail; default one minute';
+COMMENT ON COLUMN @extschema@.idem_service_policies.max_open_time IS
+	'breaker: how long it stays open at the most; default ten minutes';
+COMMENT ON COLUMN @extschema@.idem_service_policies.half_open_calls IS
+	'breaker: how many calls are let through as trials; default 10';
+COMMENT ON COLUMN @extschema@.idem_service_policies.breaker IS
+	'breaker: forced_open or forced_closed by a person; NULL: by itself';
+
+--
+-- Changes of policies reach all backends
+--
+
+CREATE FUNCTION @extschema@.idem_policy_changed()
 RETURNS trigger
-AS 'MODULE_PATHNAME', 'idem_routes_changed'
+AS 'MODULE_PATHNAME', 'idem_policy_changed'
 LANGUAGE C;
 
-COMMENT ON FUNCTION @extschema@.idem_routes_changed() IS
-	'trigger of idem_routes: lets all backends know of a change';
+COMMENT ON FUNCTION @extschema@.idem_policy_changed() IS
+	'trigger of the tables of policies: lets all backends know of a change';
 
 CREATE TRIGGER idem_routes_changed
 	AFTER INSERT OR UPDATE OR DELETE ON @extschema@.idem_routes
-	FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_routes_changed();
+	FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_policy_changed();
 CREATE TRIGGER idem_routes_truncated
 	AFTER TRUNCATE ON @extschema@.idem_routes
-	FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.idem_routes_changed();
+	FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.idem_policy_changed();
+CREATE TRIGGER idem_service_policies_changed
+	AFTER INSERT OR UPDATE OR DELETE ON @extschema@.idem_service_policies
+	FOR EACH ROW EXECUTE FUNCTION @extschema@.idem_policy_changed();
+CREATE TRIGGER idem_service_policies_truncated
+	AFTER TRUNCATE ON @extschema@.idem_service_policies
+	FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.idem_policy_changed();
 
 -- also for changes that logical replication applies
 ALTER TABLE @extschema@.idem_routes
 	ENABLE ALWAYS TRIGGER idem_routes_changed,
 	ENABLE ALWAYS TRIGGER idem_routes_truncated;
+ALTER TABLE @extschema@.idem_service_policies
+	ENABLE ALWAYS TRIGGER idem_service_policies_changed,
+	ENABLE ALWAYS TRIGGER idem_service_policies_truncated;
 
--- keys and policies survive pg_dump
+-- keys and policies survive pg_dump (one statement for each: they all change
+-- the extension's row)
 SELECT pg_catalog.pg_extension_config_dump(c.oid, '')
 FROM pg_catalog.pg_extension e
 JOIN pg_catalog.pg_class c
@@ -218,6 +311,13 @@ JOIN pg_catalog.pg_class c
 	ON c.relnamespace OPERATOR(pg_catalog.=) e.extnamespace
 WHERE e.extname OPERATOR(pg_catalog.=) 'pg_idem'
 	AND c.relname OPERATOR(pg_catalog.=) 'idem_routes';
+
+SELECT pg_catalog.pg_extension_config_dump(c.oid, '')
+FROM pg_catalog.pg_extension e
+JOIN pg_catalog.pg_class c
+	ON c.relnamespace OPERATOR(pg_catalog.=) e.extnamespace
+WHERE e.extname OPERATOR(pg_catalog.=) 'pg_idem'
+	AND c.relname OPERATOR(pg_catalog.=) 'idem_service_policies';
 
 CREATE TYPE @extschema@.idem_claim AS (
 	proceed			pg_catalog.bool,
@@ -239,7 +339,7 @@ COMMENT ON TYPE @extschema@.idem_claim IS
 COMMENT ON COLUMN @extschema@.idem_claim.proceed IS
 	'do the work, then call idem_finish; otherwise answer with the rest';
 COMMENT ON COLUMN @extschema@.idem_claim.outcome IS
-	'started, resumed, replayed, in_progress, mismatch, expired or unknown';
+	'started, resumed, replayed, in_progress, mismatch, expired, unknown or throttled';
 COMMENT ON COLUMN @extschema@.idem_claim.status IS
 	'HTTP status to answer with; NULL when proceed';
 COMMENT ON COLUMN @extschema@.idem_claim.headers IS
@@ -255,7 +355,7 @@ COMMENT ON COLUMN @extschema@.idem_claim.step IS
 COMMENT ON COLUMN @extschema@.idem_claim.step_data IS
 	'data of the last checkpoint, when resumed';
 COMMENT ON COLUMN @extschema@.idem_claim.retry_after IS
-	'when to ask again, when in_progress';
+	'when to ask again, when in_progress or throttled';
 COMMENT ON COLUMN @extschema@.idem_claim.expires_at IS
 	'when the key is forgotten';
 
@@ -447,6 +547,244 @@ COMMENT ON FUNCTION @extschema@.idem_hash(pg_catalog.bytea) IS
 	'fingerprint of bytes: SHA-256';
 
 --
+-- The retrying side
+--
+
+CREATE FUNCTION @extschema@.idem_backoff(
+	retry			pg_catalog.int4,
+	base			pg_catalog.interval DEFAULT '100 ms',
+	cap				pg_catalog.interval DEFAULT '30 s',
+	jitter			pg_catalog.text DEFAULT 'full',
+	previous		pg_catalog.interval DEFAULT NULL,
+	seed			pg_catalog.int8 DEFAULT NULL)
+RETURNS pg_catalog.interval
+AS 'MODULE_PATHNAME', 'idem_backoff'
+LANGUAGE C VOLATILE PARALLEL SAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_backoff(pg_catalog.int4, pg_catalog.interval, pg_catalog.interval, pg_catalog.text, pg_catalog.interval, pg_catalog.int8) IS
+	'how long to wait before a retry: exponential, capped, with jitter';
+
+CREATE FUNCTION @extschema@.idem_retryable(status pg_catalog.int4)
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME', 'idem_retryable_status'
+LANGUAGE C IMMUTABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_retryable(pg_catalog.int4) IS
+	'may a request that got this HTTP status be retried? NULL status: no answer; NULL result: it depends';
+
+CREATE FUNCTION @extschema@.idem_retryable(sqlstate pg_catalog.text)
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME', 'idem_retryable_sqlstate'
+LANGUAGE C IMMUTABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_retryable(pg_catalog.text) IS
+	'may a transaction that failed with this SQLSTATE be retried? NULL SQLSTATE: no answer';
+
+CREATE FUNCTION @extschema@.idem_retry(
+	retry			pg_catalog.int4,
+	status			pg_catalog.int4,
+	retry_after		pg_catalog.text DEFAULT NULL,
+	expires_at		pg_catalog.timestamptz DEFAULT NULL,
+	max_attempts	pg_catalog.int4 DEFAULT NULL,
+	base			pg_catalog.interval DEFAULT '100 ms',
+	cap				pg_catalog.interval DEFAULT '30 s',
+	jitter			pg_catalog.text DEFAULT 'full',
+	previous		pg_catalog.interval DEFAULT NULL,
+	seed			pg_catalog.int8 DEFAULT NULL)
+RETURNS pg_catalog.interval
+AS 'MODULE_PATHNAME', 'idem_retry'
+LANGUAGE C VOLATILE PARALLEL SAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_retry(pg_catalog.int4, pg_catalog.int4, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.int4, pg_catalog.interval, pg_catalog.interval, pg_catalog.text, pg_catalog.interval, pg_catalog.int8) IS
+	'how long to wait before a request that got this status is retried; NULL: give up';
+
+CREATE FUNCTION @extschema@.idem_budget(
+	service			pg_catalog.text,
+	is_retry		pg_catalog.bool)
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME', 'idem_budget'
+LANGUAGE C VOLATILE PARALLEL RESTRICTED;
+
+COMMENT ON FUNCTION @extschema@.idem_budget(pg_catalog.text, pg_catalog.bool) IS
+	'count a call to a service; false if it is a retry that the budget refuses';
+
+CREATE FUNCTION @extschema@.idem_breaker_allow(service pg_catalog.text)
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME', 'idem_breaker_allow'
+LANGUAGE C VOLATILE PARALLEL RESTRICTED;
+
+COMMENT ON FUNCTION @extschema@.idem_breaker_allow(pg_catalog.text) IS
+	'may the service be called? Counts as a trial while its breaker is half open';
+
+CREATE FUNCTION @extschema@.idem_breaker_record(
+	service			pg_catalog.text,
+	ok				pg_catalog.bool,
+	duration		pg_catalog.interval DEFAULT NULL)
+RETURNS pg_catalog.text
+AS 'MODULE_PATHNAME', 'idem_breaker_record'
+LANGUAGE C VOLATILE PARALLEL RESTRICTED;
+
+COMMENT ON FUNCTION @extschema@.idem_breaker_record(pg_catalog.text, pg_catalog.bool, pg_catalog.interval) IS
+	'tell a breaker how a call to the service went; returns its state after that';
+
+CREATE FUNCTION @extschema@.idem_breaker_retry_after(service pg_catalog.text)
+RETURNS pg_catalog.interval
+AS 'MODULE_PATHNAME', 'idem_breaker_retry_after'
+LANGUAGE C VOLATILE PARALLEL RESTRICTED;
+
+COMMENT ON FUNCTION @extschema@.idem_breaker_retry_after(pg_catalog.text) IS
+	'when to ask a breaker again that refuses; NULL if it lets calls through';
+
+CREATE FUNCTION @extschema@.idem_hedge_after(
+	route			pg_catalog.text,
+	quantile		pg_catalog.float8 DEFAULT 0.95)
+RETURNS pg_catalog.interval
+AS 'MODULE_PATHNAME', 'idem_hedge_after'
+LANGUAGE C VOLATILE PARALLEL RESTRICTED;
+
+COMMENT ON FUNCTION @extschema@.idem_hedge_after(pg_catalog.text, pg_catalog.float8) IS
+	'after how long a second copy of a request is worth sending: a quantile of measured run times';
+
+--
+-- Statistics
+--
+
+CREATE FUNCTION @extschema@.idem_get_stats(
+	OUT route			pg_catalog.text,
+	OUT started			pg_catalog.int8,
+	OUT resumed			pg_catalog.int8,
+	OUT replayed		pg_catalog.int8,
+	OUT in_progress		pg_catalog.int8,
+	OUT mismatch		pg_catalog.int8,
+	OUT expired			pg_catalog.int8,
+	OUT unknown			pg_catalog.int8,
+	OUT throttled		pg_catalog.int8,
+	OUT completed		pg_catalog.int8,
+	OUT failed			pg_catalog.int8,
+	OUT stale			pg_catalog.int8,
+	OUT run_time_p50	pg_catalog.interval,
+	OUT run_time_p95	pg_catalog.interval,
+	OUT run_time_p99	pg_catalog.interval,
+	OUT window_requests	pg_catalog.int8,
+	OUT window_retries	pg_catalog.int8,
+	OUT since			pg_catalog.timestamptz)
+RETURNS SETOF pg_catalog.record
+AS 'MODULE_PATHNAME', 'idem_get_stats'
+LANGUAGE C VOLATILE PARALLEL RESTRICTED;
+
+COMMENT ON FUNCTION @extschema@.idem_get_stats() IS
+	'the rows of view idem_stats';
+
+CREATE VIEW @extschema@.idem_stats AS
+SELECT * FROM @extschema@.idem_get_stats();
+
+COMMENT ON VIEW @extschema@.idem_stats IS
+	'what was counted of each route in this database';
+COMMENT ON COLUMN @extschema@.idem_stats.route IS
+	'the route';
+COMMENT ON COLUMN @extschema@.idem_stats.started IS
+	'answers of idem_begin: started';
+COMMENT ON COLUMN @extschema@.idem_stats.resumed IS
+	'answers of idem_begin: resumed; and claims that idem_resume took over';
+COMMENT ON COLUMN @extschema@.idem_stats.replayed IS
+	'answers of idem_begin: replayed';
+COMMENT ON COLUMN @extschema@.idem_stats.in_progress IS
+	'answers of idem_begin: in_progress';
+COMMENT ON COLUMN @extschema@.idem_stats.mismatch IS
+	'answers of idem_begin: mismatch';
+COMMENT ON COLUMN @extschema@.idem_stats.expired IS
+	'answers of idem_begin: expired';
+COMMENT ON COLUMN @extschema@.idem_stats.unknown IS
+	'answers of idem_begin: unknown';
+COMMENT ON COLUMN @extschema@.idem_stats.throttled IS
+	'answers of idem_begin: throttled';
+COMMENT ON COLUMN @extschema@.idem_stats.completed IS
+	'calls of idem_finish whose result is kept';
+COMMENT ON COLUMN @extschema@.idem_stats.failed IS
+	'calls of idem_finish whose result is not kept, so that the key may run again';
+COMMENT ON COLUMN @extschema@.idem_stats.stale IS
+	'calls for a claim that failed with IK001';
+COMMENT ON COLUMN @extschema@.idem_stats.run_time_p50 IS
+	'time from begin to finish that half of the first attempts stay within';
+COMMENT ON COLUMN @extschema@.idem_stats.run_time_p95 IS
+	'time from begin to finish that 95 % of the first attempts stay within';
+COMMENT ON COLUMN @extschema@.idem_stats.run_time_p99 IS
+	'time from begin to finish that 99 % of the first attempts stay within';
+COMMENT ON COLUMN @extschema@.idem_stats.window_requests IS
+	'retry budget: first executions in the last ten seconds';
+COMMENT ON COLUMN @extschema@.idem_stats.window_retries IS
+	'retry budget: re-executions in the last ten seconds';
+COMMENT ON COLUMN @extschema@.idem_stats.since IS
+	'when counting began';
+
+CREATE FUNCTION @extschema@.idem_get_services(
+	OUT service			pg_catalog.text,
+	OUT breaker			pg_catalog.text,
+	OUT window_calls	pg_catalog.int4,
+	OUT window_failed	pg_catalog.int4,
+	OUT window_slow		pg_catalog.int4,
+	OUT open_until		pg_catalog.timestamptz,
+	OUT opened			pg_catalog.int8,
+	OUT calls_ok		pg_catalog.int8,
+	OUT calls_failed	pg_catalog.int8,
+	OUT calls_slow		pg_catalog.int8,
+	OUT calls_refused	pg_catalog.int8,
+	OUT retries_refused	pg_catalog.int8,
+	OUT window_requests	pg_catalog.int8,
+	OUT window_retries	pg_catalog.int8,
+	OUT since			pg_catalog.timestamptz)
+RETURNS SETOF pg_catalog.record
+AS 'MODULE_PATHNAME', 'idem_get_services'
+LANGUAGE C VOLATILE PARALLEL RESTRICTED;
+
+COMMENT ON FUNCTION @extschema@.idem_get_services() IS
+	'the rows of view idem_services';
+
+CREATE VIEW @extschema@.idem_services AS
+SELECT * FROM @extschema@.idem_get_services();
+
+COMMENT ON VIEW @extschema@.idem_services IS
+	'retry budget and circuit breaker of each service in this database';
+COMMENT ON COLUMN @extschema@.idem_services.service IS
+	'the service';
+COMMENT ON COLUMN @extschema@.idem_services.breaker IS
+	'closed, open, half_open, forced_open or forced_closed';
+COMMENT ON COLUMN @extschema@.idem_services.window_calls IS
+	'breaker: calls in its window';
+COMMENT ON COLUMN @extschema@.idem_services.window_failed IS
+	'breaker: calls in its window that failed';
+COMMENT ON COLUMN @extschema@.idem_services.window_slow IS
+	'breaker: calls in its window that were slow';
+COMMENT ON COLUMN @extschema@.idem_services.open_until IS
+	'breaker: when an open one lets trials through';
+COMMENT ON COLUMN @extschema@.idem_services.opened IS
+	'how often the breaker has opened';
+COMMENT ON COLUMN @extschema@.idem_services.calls_ok IS
+	'calls recorded that went well';
+COMMENT ON COLUMN @extschema@.idem_services.calls_failed IS
+	'calls recorded that failed';
+COMMENT ON COLUMN @extschema@.idem_services.calls_slow IS
+	'calls recorded that were slow, whether they failed or not';
+COMMENT ON COLUMN @extschema@.idem_services.calls_refused IS
+	'calls that the breaker did not let through';
+COMMENT ON COLUMN @extschema@.idem_services.retries_refused IS
+	'retries that the budget refused';
+COMMENT ON COLUMN @extschema@.idem_services.window_requests IS
+	'retry budget: requests in the last ten seconds';
+COMMENT ON COLUMN @extschema@.idem_services.window_retries IS
+	'retry budget: retries allowed in the last ten seconds';
+COMMENT ON COLUMN @extschema@.idem_services.since IS
+	'when counting began';
+
+CREATE FUNCTION @extschema@.idem_stats_reset()
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME', 'idem_stats_reset'
+LANGUAGE C VOLATILE PARALLEL RESTRICTED;
+
+COMMENT ON FUNCTION @extschema@.idem_stats_reset() IS
+	'set what was counted in this database to zero; budgets and breakers stay as they are';
+
+--
 -- Administration
 --
 
@@ -483,14 +821,24 @@ COMMENT ON FUNCTION @extschema@.idem_revoke(pg_catalog.regrole) IS
 	'take back what idem_grant gave';
 
 --
--- Nothing is granted to PUBLIC but the pure helpers (idem_hash).
+-- Nothing is granted to PUBLIC but the pure helpers: idem_hash, idem_backoff,
+-- idem_retryable, idem_retry.  Whoever may read the server's statistics may
+-- read these.
 --
 
 REVOKE ALL ON FUNCTION
 	@extschema@.idem_begin(pg_catalog.text, pg_catalog.text, pg_catalog.bytea, pg_catalog.text, pg_catalog.interval, pg_catalog.interval, pg_catalog.interval, pg_catalog.timestamptz, pg_catalog.regclass),
 	@extschema@.idem_finish(pg_catalog.text, pg_catalog.jsonb, pg_catalog.int4, pg_catalog.jsonb, pg_catalog.bytea, pg_catalog.text, pg_catalog.text, pg_catalog.int4, pg_catalog.interval, pg_catalog.regclass),
 	@extschema@.idem_lookup(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.regclass),
-	@extschema@.idem_routes_changed(),
+	@extschema@.idem_policy_changed(),
+	@extschema@.idem_budget(pg_catalog.text, pg_catalog.bool),
+	@extschema@.idem_breaker_allow(pg_catalog.text),
+	@extschema@.idem_breaker_record(pg_catalog.text, pg_catalog.bool, pg_catalog.interval),
+	@extschema@.idem_breaker_retry_after(pg_catalog.text),
+	@extschema@.idem_hedge_after(pg_catalog.text, pg_catalog.float8),
+	@extschema@.idem_get_stats(),
+	@extschema@.idem_get_services(),
+	@extschema@.idem_stats_reset(),
 	@extschema@.idem_checkpoint(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.interval, pg_catalog.text, pg_catalog.text, pg_catalog.int4, pg_catalog.regclass),
 	@extschema@.idem_release(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.int4, pg_catalog.regclass),
 	@extschema@.idem_resume(pg_catalog.int4, pg_catalog.text, pg_catalog.interval, pg_catalog.bool, pg_catalog.text, pg_catalog.text, pg_catalog.regclass),
@@ -505,7 +853,10 @@ FROM PUBLIC;
 REVOKE ALL ON TYPE
 	@extschema@.idempotency_keys,
 	@extschema@.idem_routes,
+	@extschema@.idem_service_policies,
 	@extschema@.idem_unfinished,
+	@extschema@.idem_stats,
+	@extschema@.idem_services,
 	@extschema@.idem_state,
 	@extschema@.idempotency_key,
 	@extschema@.idem_claim
@@ -514,5 +865,18 @@ FROM PUBLIC;
 REVOKE ALL ON TABLE
 	@extschema@.idempotency_keys,
 	@extschema@.idem_routes,
-	@extschema@.idem_unfinished
+	@extschema@.idem_service_policies,
+	@extschema@.idem_unfinished,
+	@extschema@.idem_stats,
+	@extschema@.idem_services
 FROM PUBLIC;
+
+GRANT EXECUTE ON FUNCTION
+	@extschema@.idem_get_stats(),
+	@extschema@.idem_get_services()
+TO pg_read_all_stats;
+
+GRANT SELECT ON TABLE
+	@extschema@.idem_stats,
+	@extschema@.idem_services
+TO pg_read_all_stats;

@@ -154,7 +154,7 @@ SELECT pg_stat_get_xact_numscans('idem_routes'::regclass) - :scans AS scans;
 ROLLBACK;
 
 -- Only the trigger manager calls the trigger's function
-SELECT idem_routes_changed();
+SELECT idem_policy_changed();
 
 TRUNCATE idem_routes, idempotency_keys;
 DROP FUNCTION terms, kept, lose_lease;

@@ -40,7 +40,7 @@ FROM regress_members, LATERAL (SELECT
 ORDER BY classid, name COLLATE "C", arguments COLLATE "C";
 \pset format aligned
 
--- how the functions run: nothing but the fingerprints may be planned away or
+-- how the functions run: nothing but the pure helpers may be planned away or
 -- run in a parallel worker, and no function runs with its owner's rights
 SELECT proname, provolatile, proparallel, proisstrict, prosecdef, count(*)
 FROM pg_proc JOIN regress_members ON classid = 'pg_proc'::regclass AND objid = oid
@@ -60,12 +60,14 @@ WHERE t.typname = 'idempotency_key' AND a.attnum > 0 ORDER BY a.attname COLLATE 
 SELECT pg_describe_object(classid, objid, 0) AS without_comment
 FROM regress_members
 WHERE obj_description(objid, classid::regclass::name) IS NULL;
-SELECT a.attname AS column_without_comment
-FROM pg_type t JOIN pg_attribute a ON a.attrelid = t.typrelid
-WHERE t.typname = 'idempotency_key' AND a.attnum > 0
+SELECT c.relname, a.attname AS column_without_comment
+FROM regress_members LEFT JOIN pg_type t ON classid = 'pg_type'::regclass AND t.oid = objid
+	JOIN pg_class c ON c.oid = coalesce(t.typrelid, objid)
+	JOIN pg_attribute a ON a.attrelid = c.oid
+WHERE c.relkind IN ('c', 'r', 'v') AND a.attnum > 0
 	AND col_description(a.attrelid, a.attnum) IS NULL;
 
--- PUBLIC may take fingerprints, and nothing else
+-- PUBLIC may call the pure helpers, and nothing else
 SELECT objid::regprocedure AS open_to_public
 FROM regress_members JOIN pg_proc p ON p.oid = objid,
 	aclexplode(coalesce(proacl, acldefault('f', proowner))) a

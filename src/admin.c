@@ -42,8 +42,10 @@ PG_FUNCTION_INFO_V1(idem_revoke);
 
 /* What an application calls; PUBLIC may call the pure helpers anyway */
 static const char *const application_functions[] = {
-	"idem_begin", "idem_call", "idem_checkpoint", "idem_child_key",
-	"idem_finish", "idem_lookup", "idem_release", "idem_resume"
+	"idem_begin", "idem_breaker_allow", "idem_breaker_record",
+	"idem_breaker_retry_after", "idem_budget", "idem_call", "idem_checkpoint",
+	"idem_child_key", "idem_finish", "idem_hedge_after", "idem_lookup",
+	"idem_release", "idem_resume"
 };
 
 static const char *const application_types[] = {

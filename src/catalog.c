@@ -13,8 +13,8 @@
  *	- one of the types is changed or dropped (TYPEOID callback; the hash
  *	  value is compared, for that callback fires for every CREATE TABLE of
  *	  the database), or
- *	- the default store or idem_routes is changed or dropped (relcache
- *	  callback).
+ *	- the default store or a table of policies is changed or dropped
+ *	  (relcache callback).
  * DROP EXTENSION does both, so OIDs never outlive DROP + CREATE EXTENSION.
  * That the extension is missing is never remembered.
  *
@@ -83,7 +83,7 @@ static void
 relation_changed(Datum arg, Oid relid)
 {
 	if (!OidIsValid(relid) || relid == catalog.default_store ||
-		relid == catalog.routes)
+		relid == catalog.routes || relid == catalog.service_policies)
 		catalog_valid = false;
 }
 
@@ -210,7 +210,7 @@ typed_table_of(Oid relid)
 	return type;
 }
 
-/* Find the tables: the default store by its type, idem_routes by name. */
+/* Find the tables: the default store by its type, policies by name. */
 static void
 find_tables(IdemCatalog *found)
 {
@@ -225,6 +225,8 @@ find_tables(IdemCatalog *found)
 			found->default_store = relid;
 		else if (name != NULL && strcmp(name, "idem_routes") == 0)
 			found->routes = relid;
+		else if (name != NULL && strcmp(name, "idem_service_policies") == 0)
+			found->service_policies = relid;
 	}
 }
 
@@ -253,7 +255,7 @@ load_catalog(void)
 		!OidIsValid(found.state_type))
 		return false;
 	find_tables(&found);
-	if (!OidIsValid(found.routes))
+	if (!OidIsValid(found.routes) || !OidIsValid(found.service_policies))
 		return false;
 
 	if (!check_columns(found.key_type, key_column_type, Natts_key,

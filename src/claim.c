@@ -57,26 +57,19 @@ PG_FUNCTION_INFO_V1(idem_lookup);
  */
 #define MAX_ROUNDS				1000
 
-typedef enum Outcome
-{
-	OUTCOME_STARTED,
-	OUTCOME_RESUMED,
-	OUTCOME_REPLAYED,
-	OUTCOME_IN_PROGRESS,
-	OUTCOME_MISMATCH,
-	OUTCOME_EXPIRED,
-	OUTCOME_UNKNOWN
-} Outcome;
-
 static const char *const outcome_name[] = {
-	[OUTCOME_STARTED] = "started",
-	[OUTCOME_RESUMED] = "resumed",
-	[OUTCOME_REPLAYED] = "replayed",
-	[OUTCOME_IN_PROGRESS] = "in_progress",
-	[OUTCOME_MISMATCH] = "mismatch",
-	[OUTCOME_EXPIRED] = "expired",
-	[OUTCOME_UNKNOWN] = "unknown"
+	[IDEM_STARTED] = "started",
+	[IDEM_RESUMED] = "resumed",
+	[IDEM_REPLAYED] = "replayed",
+	[IDEM_WAS_IN_PROGRESS] = "in_progress",
+	[IDEM_MISMATCH] = "mismatch",
+	[IDEM_EXPIRED] = "expired",
+	[IDEM_UNKNOWN] = "unknown",
+	[IDEM_THROTTLED] = "throttled"
 };
+
+StaticAssertDecl(lengthof(outcome_name) == IDEM_NOUTCOMES,
+				 "every outcome needs a name");
 
 /* What idem_begin was called with */
 typedef struct Request
@@ -105,9 +98,10 @@ typedef enum Action
 /* ... and to say */
 typedef struct Answer
 {
-	Outcome		outcome;
+	IdemOutcome outcome;
 	int			status;			/* 0: the stored one, or none */
 	int64		retry_after;	/* microseconds; 0: none */
+	bool		spends;			/* does it need the retry budget's leave? */
 	bool		tell_row;		/* may attempt and expires_at be told? */
 	bool		others;			/* may the wait for others change it? */
 } Answer;
@@ -153,7 +147,7 @@ hash_differs(const Request *req, TupleTableSlot *row)
  */
 
 static Action
-answer(Answer *ans, Outcome outcome, int status)
+answer(Answer *ans, IdemOutcome outcome, int status)
 {
 	ans->outcome = outcome;
 	ans->status = status;
@@ -164,13 +158,13 @@ static Action
 in_progress(Answer *ans, int64 retry_after)
 {
 	ans->retry_after = Max(Min(retry_after, RETRY_AFTER_USECS), 1);
-	return answer(ans, OUTCOME_IN_PROGRESS, 409);
+	return answer(ans, IDEM_WAS_IN_PROGRESS, 409);
 }
 
 static Action
 take_over(Answer *ans)
 {
-	ans->outcome = OUTCOME_RESUMED;
+	ans->outcome = IDEM_RESUMED;
 	return ACTION_RESUME;
 }
 
@@ -185,8 +179,8 @@ static Action
 replay(const Request *req, Answer *ans, TupleTableSlot *row)
 {
 	if (idem_result_is_over(&req->policy, row, req->now))
-		return answer(ans, OUTCOME_EXPIRED, 410);
-	return answer(ans, OUTCOME_REPLAYED, 0);
+		return answer(ans, IDEM_EXPIRED, 410);
+	return answer(ans, IDEM_REPLAYED, 0);
 }
 
 /*
@@ -206,7 +200,7 @@ decide_in_progress(const Request *req, Answer *ans, TupleTableSlot *row)
 	if (row_attempts_are_used_up(req, row) ||
 		(req->policy.on_lost_lease == IDEM_LOST_HOLD &&
 		 !TIMESTAMP_IS_NOBEGIN(lease_until)))
-		return answer(ans, OUTCOME_UNKNOWN, 409);
+		return answer(ans, IDEM_UNKNOWN, 409);
 	return take_over(ans);
 }
 
@@ -237,18 +231,18 @@ decide(const Request *req, IdemSighting seen, TupleTableSlot *row,
 	memset(ans, 0, sizeof(*ans));
 
 	if (was_sent_too_long_ago(req))
-		return answer(ans, OUTCOME_EXPIRED, 412);
+		return answer(ans, IDEM_EXPIRED, 412);
 
 	switch (seen)
 	{
 		case IDEM_SEEN_NOTHING:
-			ans->outcome = OUTCOME_STARTED;
+			ans->outcome = IDEM_STARTED;
 			return ACTION_INSERT;
 
 		case IDEM_SEEN_ARRIVING:
 			ans->others = true;
 			if (hash_differs(req, row))
-				return answer(ans, OUTCOME_MISMATCH, 422);
+				return answer(ans, IDEM_MISMATCH, 422);
 			return in_progress(ans, RETRY_AFTER_USECS);
 
 		case IDEM_SEEN_LEAVING:
@@ -260,13 +254,13 @@ decide(const Request *req, IdemSighting seen, TupleTableSlot *row,
 			 */
 			ans->others = true;
 			if (!row_is_gone(row, now) && hash_differs(req, row))
-				return answer(ans, OUTCOME_MISMATCH, 422);
+				return answer(ans, IDEM_MISMATCH, 422);
 			return in_progress(ans, RETRY_AFTER_USECS);
 
 		case IDEM_SEEN_SETTLED:
 			if (row_is_gone(row, now))
 			{
-				ans->outcome = OUTCOME_STARTED;
+				ans->outcome = IDEM_STARTED;
 				return ACTION_RECLAIM;
 			}
 			/* FALLTHROUGH */
@@ -276,7 +270,7 @@ decide(const Request *req, IdemSighting seen, TupleTableSlot *row,
 	}
 
 	if (hash_differs(req, row))
-		return answer(ans, OUTCOME_MISMATCH, 422);
+		return answer(ans, IDEM_MISMATCH, 422);
 
 	ans->tell_row = true;
 	switch (idem_row_state(row))
@@ -295,6 +289,7 @@ decide(const Request *req, IdemSighting seen, TupleTableSlot *row,
 			if (seen == IDEM_SEEN_OURS ||
 				row_attempts_are_used_up(req, row))
 				return replay(req, ans, row);
+			ans->spends = true;
 			return take_over(ans);
 	}
 	return ACTION_ANSWER;		/* keep the compiler quiet */
@@ -348,6 +343,48 @@ next_attempt(IdemStore *store, const Request *req)
 }
 
 /*
+ * Take the row that was decided on, to start anew or to resume.  Returns
+ * false if it has changed, and the caller must look again.
+ *
+ * The retry budget is asked before the row is locked, so that a request that
+ * it refuses keeps nobody from the row, and gets its retry back if the row is
+ * not to be had.
+ */
+static bool
+take_row(IdemStore *store, const Request *req, Action action, Answer *ans)
+{
+	IdemLocked	locked;
+
+	if (ans->spends &&
+		!idem_route_spend_retry(req->key.route, &req->policy.budget))
+	{
+		ans->retry_after = idem_budget_retry_after();
+		answer(ans, IDEM_THROTTLED, 429);
+		return true;
+	}
+
+	locked = idem_store_lock(store, false);
+	if (locked == IDEM_LOCKED)
+	{
+		if (action == ACTION_RECLAIM)
+			new_claim(store, req);
+		else
+			next_attempt(store, req);
+		idem_store_update(store);
+		return true;
+	}
+
+	if (ans->spends)
+		idem_route_refund_retry(req->key.route);
+	if (locked == IDEM_LOCK_CHANGED)
+		return false;
+	memset(ans, 0, sizeof(*ans));
+	ans->others = true;
+	in_progress(ans, RETRY_AFTER_USECS);
+	return true;
+}
+
+/*
  * Carry out a decision.  Returns false if somebody else was faster, and the
  * caller must look again.
  */
@@ -365,24 +402,7 @@ act(IdemStore *store, const Request *req, Action action, Answer *ans)
 
 		case ACTION_RECLAIM:
 		case ACTION_RESUME:
-			switch (idem_store_lock(store, false))
-			{
-				case IDEM_LOCKED:
-					break;
-				case IDEM_LOCK_CHANGED:
-					return false;
-				case IDEM_LOCK_BUSY:
-					memset(ans, 0, sizeof(*ans));
-					ans->others = true;
-					in_progress(ans, RETRY_AFTER_USECS);
-					return true;
-			}
-			if (action == ACTION_RECLAIM)
-				new_claim(store, req);
-			else
-				next_attempt(store, req);
-			idem_store_update(store);
-			return true;
+			return take_row(store, req, action, ans);
 	}
 	return true;				/* keep the compiler quiet */
 }
@@ -411,8 +431,8 @@ wait_for_others(IdemStore *store, int *msecs, TimestampTz now,
 static inline bool
 proceeds(const Answer *ans)
 {
-	return ans->outcome == OUTCOME_STARTED ||
-		ans->outcome == OUTCOME_RESUMED;
+	return ans->outcome == IDEM_STARTED ||
+		ans->outcome == IDEM_RESUMED;
 }
 
 /* Copy a column of the row into the answer's tuple. */
@@ -450,14 +470,14 @@ form_claim(const Answer *ans, TupleTableSlot *row)
 		values[Anum_claim_status - 1] = Int32GetDatum(ans->status);
 		isnull[Anum_claim_status - 1] = false;
 	}
-	if (ans->outcome == OUTCOME_REPLAYED)
+	if (ans->outcome == IDEM_REPLAYED)
 	{
 		tell(values, isnull, Anum_claim_status, row, Anum_key_status);
 		tell(values, isnull, Anum_claim_headers, row, Anum_key_headers);
 		tell(values, isnull, Anum_claim_response, row, Anum_key_response);
 		tell(values, isnull, Anum_claim_body, row, Anum_key_body);
 	}
-	if (ans->outcome == OUTCOME_RESUMED)
+	if (ans->outcome == IDEM_RESUMED)
 	{
 		tell(values, isnull, Anum_claim_step, row, Anum_key_step);
 		tell(values, isnull, Anum_claim_step_data, row, Anum_key_step_data);
@@ -519,13 +539,14 @@ claim(IdemStore *store, Request *req)
 			continue;
 		}
 
-		if (ans.outcome == OUTCOME_IN_PROGRESS && ans.others &&
+		if (ans.outcome == IDEM_WAS_IN_PROGRESS && ans.others &&
 			req->now < deadline)
 		{
 			wait_for_others(store, &wait_msecs, req->now, deadline);
 			continue;
 		}
 
+		idem_count_outcome(req->key.route, ans.outcome, ans.spends);
 		if (proceeds(&ans))
 		{
 			ans.tell_row = true;

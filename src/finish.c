@@ -31,6 +31,18 @@ describe_key(const IdemKey *key)
 	return text_to_cstring(key->key);
 }
 
+static inline text *
+row_route(IdemStore *store)
+{
+	return DatumGetTextPP(idem_row_datum(store->row, Anum_key_route));
+}
+
+static void
+count_stale(IdemStore *store)
+{
+	idem_count(row_route(store), IDEM_COUNT_STALE);
+}
+
 /* The fence: the caller's attempt, if given, must be the row's. */
 static void
 check_attempt(IdemStore *store, const IdemClaimRef *ref)
@@ -41,6 +53,7 @@ check_attempt(IdemStore *store, const IdemClaimRef *ref)
 	{
 		if (ref->attempt == current)
 			return;
+		count_stale(store);
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_STALE_CLAIM),
 				 errmsg("claim on idempotency key \"%s\" is stale",
@@ -51,11 +64,14 @@ check_attempt(IdemStore *store, const IdemClaimRef *ref)
 
 	if (idem_row_state(store->row) == IDEM_IN_PROGRESS &&
 		!idem_store_row_is_ours(store))
+	{
+		count_stale(store);
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_STALE_CLAIM),
 				 errmsg("claim on idempotency key \"%s\" was not made by this transaction",
 						describe_key(&ref->key)),
 				 errhint("Pass the attempt that idem_begin() returned.")));
+	}
 }
 
 /* A finished key is immutable, whoever asks. */
@@ -256,20 +272,20 @@ finish(IdemStore *store, const IdemKey *key, StoredResult *result,
 	TimestampTz now = GetCurrentTimestamp();
 	bool		fits = idem_result_fits(result->headers, result->response,
 										result->body);
+	text	   *route = row_route(store);
 	TupleTableSlot *next;
 	IdemPolicy	policy;
+	bool		kept;
+	int64		run_time = -1;
 
 	if (!fits)
 		drop_large_result(result, key);
-	idem_policy_of_route(DatumGetTextPP(idem_row_datum(store->row,
-													   Anum_key_route)),
-						 &policy);
+	idem_policy_of_route(route, &policy);
+	kept = idem_status_is_kept(policy.keep, result->status);
 
 	next = idem_store_new_version(store, true);
 	idem_set_column(next, Anum_key_state,
-			   idem_state_to_datum(idem_status_is_kept(policy.keep,
-													  result->status) ?
-								   IDEM_COMPLETED : IDEM_FAILED));
+			   idem_state_to_datum(kept ? IDEM_COMPLETED : IDEM_FAILED));
 	next->tts_isnull[Anum_key_lease_until - 1] = true;
 	idem_set_column(next, Anum_key_status, Int32GetDatum(result->status));
 	idem_set_column_or_null(next, Anum_key_headers, result->headers);
@@ -279,7 +295,13 @@ finish(IdemStore *store, const IdemKey *key, StoredResult *result,
 	idem_set_column(next, Anum_key_finished_at, TimestampTzGetDatum(now));
 	idem_set_column(next, Anum_key_expires_at,
 			   TimestampTzGetDatum(retention_end(store, now, ttl)));
+
+	/* when a later attempt began is not in the row */
+	if (idem_row_attempt(store->row) == 1)
+		run_time = now - DatumGetTimestampTz(idem_row_datum(store->row,
+															Anum_key_created_at));
 	idem_store_update(store);
+	idem_count_finish(route, kept, run_time);
 }
 
 /*

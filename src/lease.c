@@ -235,6 +235,7 @@ resume(IdemStore *store, ItemPointer tid, const ResumeRequest *req,
 					TimestampTzGetDatum(idem_time_after(now, &policy.lease,
 														"lease")));
 	idem_store_update(store);
+	idem_count_outcome(row_text(next, Anum_key_route), IDEM_RESUMED, false);
 	return next;
 }
 

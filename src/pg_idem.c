@@ -1,10 +1,10 @@
 /*-------------------------------------------------------------------------
  *
  * pg_idem.c
- *	  Module load: settings, and the launcher's registration.
+ *	  Module load: settings, shared memory, the launcher's registration.
  *
  * The library works when it is loaded on first use.  The background launcher
- * needs it in shared_preload_libraries.
+ * and what is kept in shared memory need it in shared_preload_libraries.
  *
  * Copyright (c) 2026, pg_idem contributors
  *
@@ -12,6 +12,7 @@
  */
 #include "pg_idem.h"
 
+#include <float.h>
 #include <limits.h>
 
 #include "miscadmin.h"
@@ -30,6 +31,9 @@ int			idem_max_response_size = 1024 * 1024;
 char	   *idem_tenant = NULL;
 bool		idem_tenant_is_role = false;
 bool		idem_preloaded = false;
+double		idem_retry_ratio = 0.2;
+double		idem_retry_min_per_second = 10;
+int			idem_max_services = 1000;
 bool		idem_expire_enabled = true;
 int			idem_expire_naptime = 10;
 int			idem_expire_batch = 1000;
@@ -134,6 +138,40 @@ define_claim_settings(void)
 }
 
 static void
+define_retry_settings(void)
+{
+	DefineCustomRealVariable("pg_idem.retry_ratio",
+							 "Retries that a retry budget allows for each request.",
+							 "Those of pg_idem.retry_min_per_second come on top.",
+							 &idem_retry_ratio,
+							 0.2, 0, DBL_MAX,
+							 PGC_USERSET, 0,
+							 NULL, NULL, NULL);
+
+	DefineCustomRealVariable("pg_idem.retry_min_per_second",
+							 "Retries per second that a retry budget allows in any case.",
+							 NULL,
+							 &idem_retry_min_per_second,
+							 10, 0, DBL_MAX,
+							 PGC_USERSET, 0,
+							 NULL, NULL, NULL);
+
+	/*
+	 * A setting of the postmaster's can be made only while libraries are
+	 * preloaded.  Loaded later, the library knows it all the same, lest it
+	 * complain of a line in postgresql.conf; it has no effect then.
+	 */
+	DefineCustomIntVariable("pg_idem.max_services",
+							"Most routes and services that are kept in shared memory.",
+							"Those that have not been used for the longest time make room for others.",
+							&idem_max_services,
+							1000, 1, 100000,
+							process_shared_preload_libraries_in_progress ?
+							PGC_POSTMASTER : PGC_SIGHUP, 0,
+							NULL, NULL, NULL);
+}
+
+static void
 define_expiry_settings(void)
 {
 	DefineCustomBoolVariable("pg_idem.expire",
@@ -166,10 +204,15 @@ _PG_init(void)
 {
 	idem_preloaded = process_shared_preload_libraries_in_progress;
 	define_claim_settings();
+	define_retry_settings();
 	define_expiry_settings();
 	MarkGUCPrefixReserved("pg_idem");
 
+	if (!process_shared_preload_libraries_in_progress)
+		return;
+	idem_shmem_init();
+
 	/* pg_upgrade needs the settings, and must meet no worker */
-	if (process_shared_preload_libraries_in_progress && !IsBinaryUpgrade)
+	if (!IsBinaryUpgrade)
 		idem_launcher_init();
 }

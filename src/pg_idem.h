@@ -11,7 +11,8 @@
  *		  -> answer (claim.c)
  *
  * store.c knows no policy; claim.c and finish.c touch no buffer; policy.c,
- * http.c and hash.c touch no table.
+ * http.c, hash.c and retry.c touch no table.  Budgets, breakers and counters
+ * (budget.c, breaker.c, stats.c) are in shared memory (shmem.c).
  *
  * Copyright (c) 2026, pg_idem contributors
  *
@@ -26,6 +27,7 @@
 #include "datatype/timestamp.h"
 #include "executor/tuptable.h"
 #include "fmgr.h"
+#include "storage/spin.h"
 #include "utils/guc.h"
 #include "utils/jsonb.h"
 #include "utils/relcache.h"
@@ -120,6 +122,9 @@ extern int	idem_max_response_size; /* bytes */
 extern char *idem_tenant;
 extern bool idem_tenant_is_role;
 extern bool idem_preloaded;		/* by shared_preload_libraries? */
+extern double idem_retry_ratio;
+extern double idem_retry_min_per_second;
+extern int	idem_max_services;
 extern bool idem_expire_enabled;
 extern int	idem_expire_naptime;	/* seconds */
 extern int	idem_expire_batch;
@@ -135,6 +140,7 @@ typedef struct IdemCatalog
 	Oid			state[IDEM_NSTATES];	/* ... and its labels */
 	Oid			default_store;	/* idempotency_keys */
 	Oid			routes;			/* idem_routes */
+	Oid			service_policies;	/* idem_service_policies */
 } IdemCatalog;
 
 extern const IdemCatalog *idem_catalog(void);
@@ -240,7 +246,48 @@ extern void idem_store_update(IdemStore *store);
 
 extern Oid	idem_store_primary_key(Relation rel);
 
+/* ---------------- policy_cache.c: tables of policies ---------------- */
+
+#define IDEM_MAX_POLICY_COLUMNS	12
+
+/* A row of such a table, which its owner's struct begins with */
+typedef struct IdemPolicyRow
+{
+	char		name[IDEM_MAX_NAME + 1];	/* hash key: the first column */
+	bool		has[IDEM_MAX_POLICY_COLUMNS + 1];	/* not null?  by number */
+} IdemPolicyRow;
+
+/* A table's rows; the first three members are its owner's to set */
+typedef struct IdemPolicyCache
+{
+	int			natts;			/* of the table */
+	Size		rowsize;
+	void		(*load) (IdemPolicyRow *row, TupleTableSlot *slot);
+
+	bool		registered;
+	bool		valid;
+	Oid			relid;
+	uint64		invalidations;
+	struct HTAB *rows;
+	MemoryContext context;		/* they live in here */
+	struct IdemPolicyCache *next;
+} IdemPolicyCache;
+
+extern Interval idem_policy_interval(TupleTableSlot *slot, AttrNumber attno);
+extern const char *idem_policy_text(TupleTableSlot *slot, AttrNumber attno);
+extern int32 idem_policy_int(TupleTableSlot *slot, AttrNumber attno);
+extern double idem_policy_float(TupleTableSlot *slot, AttrNumber attno);
+extern struct HTAB *idem_policies(IdemPolicyCache *cache, Oid relid);
+extern void *idem_policy_find(IdemPolicyCache *cache, Oid relid, text *name);
+
 /* ---------------- routes.c: the policy of a route ---------------- */
+
+/* What a retry budget allows */
+typedef struct IdemBudgetPolicy
+{
+	double		ratio;			/* retries per request ... */
+	double		min_per_second; /* ... and these on top */
+} IdemBudgetPolicy;
 
 typedef struct IdemPolicy
 {
@@ -252,6 +299,7 @@ typedef struct IdemPolicy
 	IdemKeep	keep;
 	bool		has_response_ttl;
 	Interval	response_ttl;
+	IdemBudgetPolicy budget;
 } IdemPolicy;
 
 /* a row of idem_routes, with the settings where it has NULL */
@@ -263,6 +311,38 @@ typedef struct IdemRoutePolicy
 
 extern void idem_policy_of_route(text *route, IdemPolicy *policy);
 extern List *idem_route_policies(void);
+
+/* ---------------- services.c: the policy of a service ---------------- */
+
+/* Has a person decided what the breaker says? */
+typedef enum IdemForced
+{
+	IDEM_NOT_FORCED,
+	IDEM_FORCED_OPEN,
+	IDEM_FORCED_CLOSED
+} IdemForced;
+
+/* Spans of time are in microseconds */
+typedef struct IdemBreakerPolicy
+{
+	double		failure_ratio;
+	double		slow_call_ratio;
+	int64		slow_call_time;
+	int32		window_calls;
+	int32		minimum_calls;
+	int64		open_time;
+	int64		max_open_time;
+	int32		half_open_calls;
+	IdemForced	forced;
+} IdemBreakerPolicy;
+
+typedef struct IdemServicePolicy
+{
+	IdemBudgetPolicy budget;
+	IdemBreakerPolicy breaker;
+} IdemServicePolicy;
+
+extern void idem_policy_of_service(text *service, IdemServicePolicy *policy);
 
 /* ---------------- policy.c: what arguments and settings mean -------------- */
 
@@ -302,6 +382,165 @@ typedef struct IdemClaimRef
 
 extern void idem_find_and_lock_claim(IdemStore *store,
 									 const IdemClaimRef *ref);
+
+/* ---------------- retry.c: spans of time and backoff ---------------- */
+
+extern int64 idem_arg_usecs(FunctionCallInfo fcinfo, int argno,
+							const char *what, int64 default_usecs);
+extern int64 idem_interval_usecs(const Interval *span, const char *what);
+extern Datum idem_usecs_to_interval(int64 usecs);
+extern int64 idem_exponential(int64 base, int64 cap, int32 n);
+
+/* ---------------- claim.c: what idem_begin answers ---------------- */
+
+typedef enum IdemOutcome
+{
+	IDEM_STARTED,
+	IDEM_RESUMED,
+	IDEM_REPLAYED,
+	IDEM_WAS_IN_PROGRESS,
+	IDEM_MISMATCH,
+	IDEM_EXPIRED,
+	IDEM_UNKNOWN,
+	IDEM_THROTTLED
+} IdemOutcome;
+
+#define IDEM_NOUTCOMES	8
+
+/* ---------------- stats.c: counters and run times ---------------- */
+
+/* What is counted: of a route, the outcomes of idem_begin and these ... */
+typedef enum IdemCounter
+{
+	IDEM_COUNT_COMPLETED = IDEM_NOUTCOMES,
+	IDEM_COUNT_FAILED,
+	IDEM_COUNT_STALE,
+	/* ... and of a service */
+	IDEM_COUNT_CALLS_OK,
+	IDEM_COUNT_CALLS_FAILED,
+	IDEM_COUNT_CALLS_SLOW,
+	IDEM_COUNT_CALLS_REFUSED,
+	IDEM_COUNT_RETRIES_REFUSED
+} IdemCounter;
+
+#define IDEM_NCOUNTERS	(IDEM_COUNT_RETRIES_REFUSED + 1)
+
+/* Histogram of run times; 16 buckets for each power of two up to 2^38 us */
+#define IDEM_RUN_TIME_BUCKETS	560
+
+typedef struct IdemRunTimes
+{
+	uint32		samples;
+	uint16		buckets[IDEM_RUN_TIME_BUCKETS];
+} IdemRunTimes;
+
+extern void idem_count(const text *route, IdemCounter counter);
+extern void idem_count_outcome(const text *route, IdemOutcome outcome,
+							   bool has_spent);
+extern void idem_count_finish(const text *route, bool kept, int64 run_time);
+
+/* ---------------- budget.c: retry budgets ---------------- */
+
+/* Half seconds, the current one and those of ten seconds before it */
+#define IDEM_BUDGET_SLOTS	21
+
+typedef struct IdemBudget
+{
+	int64		slot;			/* number of the current one */
+	uint64		requests;		/* in all slots together */
+	uint64		retries;
+	uint32		slot_requests[IDEM_BUDGET_SLOTS];
+	uint32		slot_retries[IDEM_BUDGET_SLOTS];
+} IdemBudget;
+
+extern void idem_budget_advance(IdemBudget *budget, int64 now);
+extern void idem_budget_count_request(IdemBudget *budget, int64 now);
+extern void idem_budget_count_retry(IdemBudget *budget, int64 now);
+extern int64 idem_budget_retry_after(void);
+extern bool idem_route_spend_retry(const text *route,
+								   const IdemBudgetPolicy *policy);
+extern void idem_route_refund_retry(const text *route);
+
+/* ---------------- breaker.c: circuit breakers ---------------- */
+
+typedef enum IdemBreakerState
+{
+	IDEM_BREAKER_CLOSED,
+	IDEM_BREAKER_OPEN,
+	IDEM_BREAKER_HALF_OPEN
+} IdemBreakerState;
+
+typedef struct IdemBreakerTally
+{
+	int32		calls;
+	int32		failed;
+	int32		slow;
+} IdemBreakerTally;
+
+/* Longest window, in calls; idem_service_policies has it in a CHECK */
+#define IDEM_MAX_WINDOW_CALLS	1000
+
+/* Times are monotonic, in microseconds */
+typedef struct IdemBreaker
+{
+	IdemBreakerState state;
+	int32		openings;		/* since it was closed last */
+	uint64		opened;			/* since the counters were reset */
+	int64		open_until;		/* open: when trials may begin */
+
+	/* closed: the results of the last calls */
+	IdemBreakerTally window;
+	int32		window_size;
+	int32		next;			/* where the next result goes */
+	uint8		results[IDEM_MAX_WINDOW_CALLS];
+
+	/* half open */
+	IdemBreakerTally trials;	/* that have been told of */
+	int32		trials_allowed;
+	int64		last_trial;		/* when the last one was let through */
+} IdemBreaker;
+
+extern const char *idem_breaker_state_name(const IdemBreaker *breaker,
+										   const IdemBreakerPolicy *policy);
+
+/* ---------------- shmem.c: routes and services ---------------- */
+
+typedef enum IdemServiceKind
+{
+	IDEM_ROUTE,
+	IDEM_SERVICE
+} IdemServiceKind;
+
+typedef struct IdemServiceKey
+{
+	Oid			database;
+	IdemServiceKind kind;
+	char		name[IDEM_MAX_NAME + 1];
+} IdemServiceKey;
+
+typedef struct IdemService
+{
+	IdemServiceKey key;			/* must be first */
+	slock_t		mutex;			/* guards all the rest */
+	TimestampTz since;			/* when counting began */
+	int64		last_used;		/* monotonic */
+	uint64		counters[IDEM_NCOUNTERS];	/* by outcome and IdemCounter */
+	IdemRunTimes run_times;		/* of a route */
+	IdemBudget	budget;
+	IdemBreaker breaker;		/* of a service */
+} IdemService;
+
+extern void idem_shmem_init(void);
+extern void idem_require_shmem(void);
+extern int64 idem_monotonic_usecs(void);
+extern TimestampTz idem_monotonic_to_timestamp(int64 usecs);
+extern IdemService *idem_service_acquire(IdemServiceKind kind,
+										 const text *name, int64 now);
+extern IdemService *idem_service_find(IdemServiceKind kind,
+									  const text *name, int64 now);
+extern void idem_service_release(IdemService *service);
+extern List *idem_services(IdemServiceKind kind);
+extern void idem_services_reset(void);
 
 /* ---------------- http.c: headers ---------------- */
 

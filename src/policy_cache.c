@@ -1,0 +1,214 @@
+/*-------------------------------------------------------------------------
+ *
+ * policy_cache.c
+ *	  Tables of policies, kept in each backend.
+ *
+ * All rows of such a table (idem_routes, idem_service_policies) are kept in a
+ * hash table of each backend, so a call reads no table while they have not
+ * changed.  A trigger on the table sends a relcache invalidation of it, which
+ * every backend takes in when the change commits, and the backend that made
+ * the change at its next command; the rows are then read again, under a fresh
+ * snapshot, by the next call.  A change rolled back is undone in the same
+ * way.
+ *
+ * Copyright (c) 2026, pg_idem contributors
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "pg_idem.h"
+
+#include "access/table.h"
+#include "access/tableam.h"
+#include "commands/trigger.h"
+#include "utils/builtins.h"
+#include "utils/hsearch.h"
+#include "utils/inval.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+
+PG_FUNCTION_INFO_V1(idem_policy_changed);
+
+/* all caches in use, for the callback */
+static IdemPolicyCache *caches = NULL;
+
+/*
+ * The table was changed, or a transaction that changed it ended.  Changes are
+ * counted, so that one during a load is noticed.
+ */
+static void
+policies_invalidated(Datum arg, Oid relid)
+{
+	for (IdemPolicyCache *cache = caches; cache != NULL; cache = cache->next)
+	{
+		if (!OidIsValid(relid) || relid == cache->relid)
+		{
+			cache->valid = false;
+			cache->invalidations++;
+		}
+	}
+}
+
+/*
+ * Trigger on a table of policies, after every change: have all backends read
+ * it again once the change commits.  For each row, since the changes that
+ * logical replication applies fire no others.
+ */
+Datum
+idem_policy_changed(PG_FUNCTION_ARGS)
+{
+	if (!CALLED_AS_TRIGGER(fcinfo))
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("function \"%s\" was not called by trigger manager",
+						"idem_policy_changed")));
+	CacheInvalidateRelcache(((TriggerData *) fcinfo->context)->tg_relation);
+	PG_RETURN_POINTER(NULL);
+}
+
+/* Columns of a row of policies; what is not there is zero, or "" */
+
+Interval
+idem_policy_interval(TupleTableSlot *slot, AttrNumber attno)
+{
+	Interval	zero = {0};
+
+	return slot->tts_isnull[attno - 1] ? zero :
+		*DatumGetIntervalP(slot->tts_values[attno - 1]);
+}
+
+const char *
+idem_policy_text(TupleTableSlot *slot, AttrNumber attno)
+{
+	return slot->tts_isnull[attno - 1] ? "" :
+		TextDatumGetCString(slot->tts_values[attno - 1]);
+}
+
+int32
+idem_policy_int(TupleTableSlot *slot, AttrNumber attno)
+{
+	return slot->tts_isnull[attno - 1] ? 0 :
+		DatumGetInt32(slot->tts_values[attno - 1]);
+}
+
+double
+idem_policy_float(TupleTableSlot *slot, AttrNumber attno)
+{
+	return slot->tts_isnull[attno - 1] ? 0 :
+		DatumGetFloat8(slot->tts_values[attno - 1]);
+}
+
+static void
+load_row(IdemPolicyCache *cache, HTAB *table, TupleTableSlot *slot)
+{
+	char		name[IDEM_MAX_NAME + 1];
+	IdemPolicyRow *row;
+
+	slot_getallattrs(slot);
+
+	/* the first column is the primary key; a CHECK limits its length */
+	strlcpy(name, idem_policy_text(slot, 1), sizeof(name));
+	row = hash_search(table, name, HASH_ENTER, NULL);
+	for (int i = 1; i <= cache->natts; i++)
+		row->has[i] = !slot->tts_isnull[i - 1];
+	cache->load(row, slot);
+}
+
+/*
+ * Read the table into a new hash table, and put it in the place of the old
+ * one when it is complete.  If that fails, there is no valid one, and the
+ * next call tries again.
+ */
+static void
+load(IdemPolicyCache *cache, Oid relid)
+{
+	MemoryContext context;
+	HTAB	   *table;
+	uint64		invalidations;
+	Relation	rel;
+	TableScanDesc scan;
+	TupleTableSlot *slot;
+	Snapshot	snapshot;
+	HASHCTL		ctl;
+
+	if (caches == NULL)
+		CacheRegisterRelcacheCallback(policies_invalidated, (Datum) 0);
+	if (!cache->registered)
+	{
+		cache->next = caches;
+		caches = cache;
+		cache->registered = true;
+	}
+
+	context = AllocSetContextCreate(CurrentMemoryContext, "pg_idem policies",
+									ALLOCSET_SMALL_SIZES);
+	memset(&ctl, 0, sizeof(ctl));
+	ctl.keysize = IDEM_MAX_NAME + 1;
+	ctl.entrysize = cache->rowsize;
+	ctl.hcxt = context;
+	table = hash_create("pg_idem policies", 16, &ctl,
+						HASH_ELEM | HASH_STRINGS | HASH_CONTEXT);
+
+	cache->relid = relid;
+	rel = try_table_open(relid, AccessShareLock);
+	if (rel == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("a table of policies of pg_idem does not exist")));
+	if (RelationGetDescr(rel)->natts != cache->natts)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("table \"%s\" is not the one that this version of the pg_idem library works with",
+						RelationGetRelationName(rel)),
+				 errhint("Run ALTER EXTENSION pg_idem UPDATE, or install the library of the extension's version.")));
+
+	/* an invalidation that arrives from here on makes us read again */
+	invalidations = cache->invalidations;
+
+	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	slot = table_slot_create(rel, NULL);
+	scan = table_beginscan(rel, snapshot, 0, NULL);
+	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
+		load_row(cache, table, slot);
+	table_endscan(scan);
+	ExecDropSingleTupleTableSlot(slot);
+	UnregisterSnapshot(snapshot);
+	table_close(rel, AccessShareLock);
+
+	MemoryContextSetParent(context, TopMemoryContext);
+	if (cache->context != NULL)
+		MemoryContextDelete(cache->context);
+	cache->context = context;
+	cache->rows = table;
+	cache->valid = (invalidations == cache->invalidations);
+}
+
+/*
+ * All rows of the table, up to date, by the name in their first column.
+ * Other backends' commits are taken in here, as a transaction that already
+ * has its locks would otherwise not notice them.
+ */
+HTAB *
+idem_policies(IdemPolicyCache *cache, Oid relid)
+{
+	AcceptInvalidationMessages();
+	if (!cache->valid || cache->relid != relid)
+	{
+		cache->valid = false;
+		load(cache, relid);
+	}
+	return cache->rows;
+}
+
+/* The row for a name, or NULL; good until the next call */
+void *
+idem_policy_find(IdemPolicyCache *cache, Oid relid, text *name)
+{
+	HTAB	   *rows = idem_policies(cache, relid);
+	char		key[IDEM_MAX_NAME + 1];
+
+	if (hash_get_num_entries(rows) == 0)
+		return NULL;
+	text_to_cstring_buffer(name, key, sizeof(key));
+	return hash_search(rows, key, HASH_FIND, NULL);
+}

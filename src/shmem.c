@@ -1,0 +1,323 @@
+/*-------------------------------------------------------------------------
+ *
+ * shmem.c
+ *	  The table of routes and services in shared memory.
+ *
+ * One entry for each route that idem_begin has seen, and for each service
+ * that idem_budget or a breaker was asked for, with its counters (stats.c),
+ * its retry budget (budget.c) and its circuit breaker (breaker.c).  Databases
+ * share the table but no entry.  It has room for pg_idem.max_services
+ * entries; when it is full, those that have not been used for the longest
+ * time make room.
+ *
+ * LOCKING PROTOCOL
+ *
+ * "lock" (an LWLock) guards which entries there are.  It is held in shared
+ * mode while an entry is looked up and used, so that the entry stays, and in
+ * exclusive mode to add one or to take some out.
+ *
+ * An entry's "mutex" (a spinlock) guards everything in it but its key, which
+ * does not change while the entry is there.  It is taken with the LWLock
+ * held, for a few dozen instructions: nothing is allocated, looked up or
+ * thrown under it, and no second one is taken.
+ *
+ * So the order is LWLock, then one spinlock, and nothing else is ever waited
+ * for.  What is counted is counted at once, whatever becomes of the caller's
+ * transaction.  A backend that ends by itself or is terminated leaves neither
+ * lock behind: a spinlock cannot be held where interrupts or errors are
+ * served, and the LWLock is released with all others.  One that is killed
+ * makes the postmaster start everything anew, with an empty table.
+ *
+ * Without shared_preload_libraries there is no table: idem_begin and
+ * idem_finish then count nothing and have no budget, and functions that need
+ * it say so.
+ *
+ * Copyright (c) 2026, pg_idem contributors
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "pg_idem.h"
+
+#include "miscadmin.h"
+#include "portability/instr_time.h"
+#include "storage/ipc.h"
+#include "storage/lwlock.h"
+#include "storage/shmem.h"
+#include "utils/hsearch.h"
+
+/*
+ * Where the table is full, entries go that have not been used since the first
+ * such part of the time that passed between the oldest use and now.
+ */
+#define EVICTED_PART	20
+
+typedef struct ServicesShared
+{
+	LWLock	   *lock;
+} ServicesShared;
+
+static ServicesShared *shared = NULL;
+static HTAB *services = NULL;
+
+static shmem_request_hook_type prev_shmem_request_hook = NULL;
+static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
+
+/* ----------------------------------------------------------------
+ *		In the postmaster
+ * ----------------------------------------------------------------
+ */
+
+static void
+request_shared_memory(void)
+{
+	if (prev_shmem_request_hook)
+		prev_shmem_request_hook();
+	RequestAddinShmemSpace(MAXALIGN(sizeof(ServicesShared)));
+	RequestAddinShmemSpace(hash_estimate_size(idem_max_services,
+											  sizeof(IdemService)));
+	RequestNamedLWLockTranche("pg_idem", 1);
+}
+
+static void
+attach_shared_memory(void)
+{
+	HASHCTL		ctl;
+	bool		found;
+
+	if (prev_shmem_startup_hook)
+		prev_shmem_startup_hook();
+
+	memset(&ctl, 0, sizeof(ctl));
+	ctl.keysize = sizeof(IdemServiceKey);
+	ctl.entrysize = sizeof(IdemService);
+
+	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
+	shared = ShmemInitStruct("pg_idem services", sizeof(ServicesShared),
+							 &found);
+	if (!found)
+		shared->lock = &(GetNamedLWLockTranche("pg_idem"))->lock;
+	services = ShmemInitHash("pg_idem services hash", idem_max_services,
+							 idem_max_services, &ctl,
+							 HASH_ELEM | HASH_BLOBS);
+	LWLockRelease(AddinShmemInitLock);
+}
+
+/* Called from _PG_init, while shared_preload_libraries is processed. */
+void
+idem_shmem_init(void)
+{
+	prev_shmem_request_hook = shmem_request_hook;
+	shmem_request_hook = request_shared_memory;
+	prev_shmem_startup_hook = shmem_startup_hook;
+	shmem_startup_hook = attach_shared_memory;
+}
+
+/* ----------------------------------------------------------------
+ *		In any backend
+ * ----------------------------------------------------------------
+ */
+
+/* For functions that are nothing without the table */
+void
+idem_require_shmem(void)
+{
+	if (services == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("pg_idem must be loaded via shared_preload_libraries"),
+				 errdetail("Retry budgets, circuit breakers and statistics are kept in shared memory.")));
+}
+
+/*
+ * Time in microseconds that no change of the clock moves, the same in all
+ * processes; starts anywhere.
+ */
+int64
+idem_monotonic_usecs(void)
+{
+	instr_time	now;
+
+	INSTR_TIME_SET_CURRENT(now);
+	return (int64) INSTR_TIME_GET_MICROSEC(now);
+}
+
+/* The wall clock's idea of a monotonic time */
+TimestampTz
+idem_monotonic_to_timestamp(int64 usecs)
+{
+	int64		from_now = usecs - idem_monotonic_usecs();
+	TimestampTz now = GetCurrentTimestamp();
+
+	return from_now < END_TIMESTAMP - now ? now + from_now : DT_NOEND;
+}
+
+static void
+set_key(IdemServiceKey *key, IdemServiceKind kind, const text *name)
+{
+	Assert(VARSIZE_ANY_EXHDR(name) <= IDEM_MAX_NAME);
+	memset(key, 0, sizeof(*key));
+	key->database = MyDatabaseId;
+	key->kind = kind;
+	memcpy(key->name, VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name));
+}
+
+/*
+ * Take out the entries that have not been used for the longest time, at least
+ * one.  Needs the lock in exclusive mode, so no entry's mutex is held.
+ */
+static void
+evict(int64 now)
+{
+	HASH_SEQ_STATUS seq;
+	IdemService *service;
+	int64		oldest = now;
+	int64		limit;
+
+	hash_seq_init(&seq, services);
+	while ((service = hash_seq_search(&seq)) != NULL)
+		oldest = Min(oldest, service->last_used);
+
+	limit = oldest + (now - oldest) / EVICTED_PART;
+	hash_seq_init(&seq, services);
+	while ((service = hash_seq_search(&seq)) != NULL)
+	{
+		if (service->last_used <= limit)
+			hash_search(services, &service->key, HASH_REMOVE, NULL);
+	}
+}
+
+/* Add an entry.  Takes the lock in exclusive mode and lets go of it. */
+static void
+add_service(const IdemServiceKey *key, int64 now)
+{
+	IdemService *service;
+	TimestampTz since = GetCurrentTimestamp();
+	bool		found;
+
+	LWLockAcquire(shared->lock, LW_EXCLUSIVE);
+	if (hash_get_num_entries(services) >= idem_max_services &&
+		hash_search(services, key, HASH_FIND, NULL) == NULL)
+		evict(now);
+	service = hash_search(services, key, HASH_ENTER, &found);
+	if (!found)
+	{
+		memset((char *) service + sizeof(IdemServiceKey), 0,
+			   sizeof(IdemService) - sizeof(IdemServiceKey));
+		SpinLockInit(&service->mutex);
+		service->since = since;
+		service->last_used = now;
+	}
+	LWLockRelease(shared->lock);
+}
+
+/*
+ * The entry of a route or service with its mutex held: the caller changes it
+ * and calls idem_service_release(), and nothing else in between.  NULL if
+ * there is none, or no shared memory.
+ */
+static IdemService *
+acquire(const IdemServiceKey *key, int64 now)
+{
+	IdemService *service;
+
+	LWLockAcquire(shared->lock, LW_SHARED);
+	service = hash_search(services, key, HASH_FIND, NULL);
+	if (service == NULL)
+	{
+		LWLockRelease(shared->lock);
+		return NULL;
+	}
+	SpinLockAcquire(&service->mutex);
+	service->last_used = Max(service->last_used, now);
+	return service;
+}
+
+IdemService *
+idem_service_find(IdemServiceKind kind, const text *name, int64 now)
+{
+	IdemServiceKey key;
+
+	if (services == NULL)
+		return NULL;
+	set_key(&key, kind, name);
+	return acquire(&key, now);
+}
+
+/* The same, but an entry is made if there is none. */
+IdemService *
+idem_service_acquire(IdemServiceKind kind, const text *name, int64 now)
+{
+	IdemServiceKey key;
+	IdemService *service;
+
+	if (services == NULL)
+		return NULL;
+	set_key(&key, kind, name);
+
+	/* what was added may be taken out again before we get at it */
+	while ((service = acquire(&key, now)) == NULL)
+		add_service(&key, now);
+	return service;
+}
+
+void
+idem_service_release(IdemService *service)
+{
+	SpinLockRelease(&service->mutex);
+	LWLockRelease(shared->lock);
+}
+
+/*
+ * Copies of this database's entries of one kind, as a list of IdemService,
+ * allocated in the current memory context.  The mutex in them means nothing.
+ */
+List *
+idem_services(IdemServiceKind kind)
+{
+	HASH_SEQ_STATUS seq;
+	IdemService *service;
+	List	   *result = NIL;
+
+	LWLockAcquire(shared->lock, LW_SHARED);
+	hash_seq_init(&seq, services);
+	while ((service = hash_seq_search(&seq)) != NULL)
+	{
+		IdemService *copy;
+
+		if (service->key.database != MyDatabaseId ||
+			service->key.kind != kind)
+			continue;
+		copy = palloc(sizeof(IdemService));
+		result = lappend(result, copy);
+
+		SpinLockAcquire(&service->mutex);
+		memcpy(copy, service, sizeof(IdemService));
+		SpinLockRelease(&service->mutex);
+	}
+	LWLockRelease(shared->lock);
+	return result;
+}
+
+/* Forget what this database's entries have counted. */
+void
+idem_services_reset(void)
+{
+	HASH_SEQ_STATUS seq;
+	IdemService *service;
+	TimestampTz now = GetCurrentTimestamp();
+
+	LWLockAcquire(shared->lock, LW_SHARED);
+	hash_seq_init(&seq, services);
+	while ((service = hash_seq_search(&seq)) != NULL)
+	{
+		if (service->key.database != MyDatabaseId)
+			continue;
+		SpinLockAcquire(&service->mutex);
+		memset(&service->counters, 0, sizeof(service->counters));
+		memset(&service->run_times, 0, sizeof(service->run_times));
+		service->breaker.opened = 0;
+		service->since = now;
+		SpinLockRelease(&service->mutex);
+	}
+	LWLockRelease(shared->lock);
+}
