@@ -34,7 +34,7 @@ DATA = $(wildcard sql/pg_idem--*.sql)
 PGFILEDESC = "pg_idem - idempotency keys inside the caller's transaction"
 
 REGRESS = setup begin finish input utf8 infinite hash store expire routes \
-	lease call
+	lease call retry budget breaker stats
 ENCODING = UTF8
 NO_LOCALE = 1
 REGRESS_OPTS = --temp-instance=./tmp_check --temp-config=test/pg_idem.conf

@@ -148,9 +148,9 @@ next_wait(Backoff *backoff, int32 retry)
 			return v / 2 + uniform(backoff, 0, v - v / 2);
 		case JITTER_DECORRELATED:
 			high = multiply_saturated(backoff->previous, 3);
-			return Min(uniform(backoff, Min(backoff->base, high),
-							   Max(backoff->base, high)),
-					   backoff->cap);
+			v = uniform(backoff, Min(backoff->base, high),
+						Max(backoff->base, high));
+			return Min(v, backoff->cap);
 	}
 	return v;
 }
