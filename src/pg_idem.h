@@ -511,6 +511,8 @@ typedef enum IdemServiceKind
 	IDEM_SERVICE
 } IdemServiceKind;
 
+#define IDEM_NKINDS		2
+
 typedef struct IdemServiceKey
 {
 	Oid			database;
@@ -521,6 +523,7 @@ typedef struct IdemServiceKey
 typedef struct IdemService
 {
 	IdemServiceKey key;			/* must be first */
+	bool		live;			/* in the table, not only in its memory */
 	slock_t		mutex;			/* guards all the rest */
 	TimestampTz since;			/* when counting began */
 	int64		last_used;		/* monotonic */

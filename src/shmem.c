@@ -16,8 +16,8 @@
  * mode while an entry is looked up and used, so that the entry stays, and in
  * exclusive mode to add one or to take some out.
  *
- * An entry's "mutex" (a spinlock) guards everything in it but its key, which
- * does not change while the entry is there.  It is taken with the LWLock
+ * An entry's "mutex" (a spinlock) guards everything in it but its key and
+ * "live", which change only under the LWLock.  It is taken with that lock
  * held, for a few dozen instructions: nothing is allocated, looked up or
  * thrown under it, and no second one is taken.
  *
@@ -181,82 +181,101 @@ evict(int64 now)
 	hash_seq_init(&seq, services);
 	while ((service = hash_seq_search(&seq)) != NULL)
 	{
-		if (service->last_used <= limit)
-			hash_search(services, &service->key, HASH_REMOVE, NULL);
+		if (service->last_used > limit)
+			continue;
+		service->live = false;
+		hash_search(services, &service->key, HASH_REMOVE, NULL);
 	}
 }
 
 /* Add an entry.  Takes the lock in exclusive mode and lets go of it. */
 static void
-add_service(const IdemServiceKey *key, int64 now)
+add_service(IdemServiceKind kind, const text *name, int64 now)
 {
+	IdemServiceKey key;
 	IdemService *service;
 	TimestampTz since = GetCurrentTimestamp();
 	bool		found;
 
+	set_key(&key, kind, name);
 	LWLockAcquire(shared->lock, LW_EXCLUSIVE);
 	if (hash_get_num_entries(services) >= idem_max_services &&
-		hash_search(services, key, HASH_FIND, NULL) == NULL)
+		hash_search(services, &key, HASH_FIND, NULL) == NULL)
 		evict(now);
-	service = hash_search(services, key, HASH_ENTER, &found);
+	service = hash_search(services, &key, HASH_ENTER, &found);
 	if (!found)
 	{
 		memset((char *) service + sizeof(IdemServiceKey), 0,
 			   sizeof(IdemService) - sizeof(IdemServiceKey));
 		SpinLockInit(&service->mutex);
+		service->live = true;
 		service->since = since;
 		service->last_used = now;
 	}
 	LWLockRelease(shared->lock);
 }
 
+/* Is this the entry of a route or service?  Needs the lock. */
+static bool
+is_entry_of(const IdemService *service, IdemServiceKind kind,
+			const text *name)
+{
+	size_t		len = VARSIZE_ANY_EXHDR(name);
+
+	return service->live && service->key.database == MyDatabaseId &&
+		service->key.kind == kind &&
+		memcmp(service->key.name, VARDATA_ANY(name), len) == 0 &&
+		service->key.name[len] == '\0';
+}
+
 /*
  * The entry of a route or service with its mutex held: the caller changes it
  * and calls idem_service_release(), and nothing else in between.  NULL if
  * there is none, or no shared memory.
+ *
+ * The last entry of each kind is remembered, since looking a name up takes
+ * longer than all the rest.  It may be another's by now, or nobody's, but
+ * remains a place in the table.
  */
-static IdemService *
-acquire(const IdemServiceKey *key, int64 now)
+IdemService *
+idem_service_find(IdemServiceKind kind, const text *name, int64 now)
 {
+	static IdemService *recent[IDEM_NKINDS];
 	IdemService *service;
 
-	LWLockAcquire(shared->lock, LW_SHARED);
-	service = hash_search(services, key, HASH_FIND, NULL);
-	if (service == NULL)
-	{
-		LWLockRelease(shared->lock);
+	if (services == NULL)
 		return NULL;
+
+	LWLockAcquire(shared->lock, LW_SHARED);
+	service = recent[kind];
+	if (service == NULL || !is_entry_of(service, kind, name))
+	{
+		IdemServiceKey key;
+
+		set_key(&key, kind, name);
+		service = hash_search(services, &key, HASH_FIND, NULL);
+		if (service == NULL)
+		{
+			LWLockRelease(shared->lock);
+			return NULL;
+		}
+		recent[kind] = service;
 	}
 	SpinLockAcquire(&service->mutex);
 	service->last_used = Max(service->last_used, now);
 	return service;
 }
 
-IdemService *
-idem_service_find(IdemServiceKind kind, const text *name, int64 now)
-{
-	IdemServiceKey key;
-
-	if (services == NULL)
-		return NULL;
-	set_key(&key, kind, name);
-	return acquire(&key, now);
-}
-
 /* The same, but an entry is made if there is none. */
 IdemService *
 idem_service_acquire(IdemServiceKind kind, const text *name, int64 now)
 {
-	IdemServiceKey key;
-	IdemService *service;
-
-	if (services == NULL)
-		return NULL;
-	set_key(&key, kind, name);
+	IdemService *service = NULL;
 
 	/* what was added may be taken out again before we get at it */
-	while ((service = acquire(&key, now)) == NULL)
-		add_service(&key, now);
+	while (services != NULL &&
+		   (service = idem_service_find(kind, name, now)) == NULL)
+		add_service(kind, name, now);
 	return service;
 }
 
