@@ -347,8 +347,8 @@ next_attempt(IdemStore *store, const Request *req)
  * false if it has changed, and the caller must look again.
  *
  * The retry budget is asked before the row is locked, so that a request that
- * it refuses keeps nobody from the row, and gets its retry back if the row is
- * not to be had.
+ * it refuses keeps nobody from the row.  It gets the retry back if the row is
+ * not to be had; what an error spends is spent.
  */
 static bool
 take_row(IdemStore *store, const Request *req, Action action, Answer *ans)
