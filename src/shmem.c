@@ -43,6 +43,7 @@
 #include "storage/ipc.h"
 #include "storage/lwlock.h"
 #include "storage/shmem.h"
+#include "utils/builtins.h"
 #include "utils/hsearch.h"
 
 /*
@@ -151,14 +152,17 @@ idem_monotonic_to_timestamp(int64 usecs)
 	return from_now < END_TIMESTAMP - now ? now + from_now : DT_NOEND;
 }
 
+/*
+ * Names that are arguments have been checked.  That of a row need not have
+ * been, as a store's owner can write to it directly; a longer one is cut.
+ */
 static void
 set_key(IdemServiceKey *key, IdemServiceKind kind, const text *name)
 {
-	Assert(VARSIZE_ANY_EXHDR(name) <= IDEM_MAX_NAME);
 	memset(key, 0, sizeof(*key));
 	key->database = MyDatabaseId;
 	key->kind = kind;
-	memcpy(key->name, VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name));
+	text_to_cstring_buffer(name, key->name, sizeof(key->name));
 }
 
 /*
