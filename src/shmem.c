@@ -167,21 +167,23 @@ set_key(IdemServiceKey *key, IdemServiceKind kind, const text *name)
 
 /*
  * Take out the entries that have not been used for the longest time, at least
- * one.  Needs the lock in exclusive mode, so no entry's mutex is held.
+ * one, though all may have been used since "now", when the caller began to
+ * wait for the lock.  Needs the lock in exclusive mode, so no entry's mutex is
+ * held.
  */
 static void
 evict(int64 now)
 {
 	HASH_SEQ_STATUS seq;
 	IdemService *service;
-	int64		oldest = now;
+	int64		oldest = PG_INT64_MAX;
 	int64		limit;
 
 	hash_seq_init(&seq, services);
 	while ((service = hash_seq_search(&seq)) != NULL)
 		oldest = Min(oldest, service->last_used);
 
-	limit = oldest + (now - oldest) / EVICTED_PART;
+	limit = oldest + Max(now - oldest, 0) / EVICTED_PART;
 	hash_seq_init(&seq, services);
 	while ((service = hash_seq_search(&seq)) != NULL)
 	{
