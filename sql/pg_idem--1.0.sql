@@ -603,7 +603,7 @@ CREATE FUNCTION @extschema@.idem_budget(
 	is_retry		pg_catalog.bool)
 RETURNS pg_catalog.bool
 AS 'MODULE_PATHNAME', 'idem_budget'
-LANGUAGE C VOLATILE PARALLEL RESTRICTED;
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION @extschema@.idem_budget(pg_catalog.text, pg_catalog.bool) IS
 	'count a call to a service; false if it is a retry that the budget refuses';
@@ -611,7 +611,7 @@ COMMENT ON FUNCTION @extschema@.idem_budget(pg_catalog.text, pg_catalog.bool) IS
 CREATE FUNCTION @extschema@.idem_breaker_allow(service pg_catalog.text)
 RETURNS pg_catalog.bool
 AS 'MODULE_PATHNAME', 'idem_breaker_allow'
-LANGUAGE C VOLATILE PARALLEL RESTRICTED;
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION @extschema@.idem_breaker_allow(pg_catalog.text) IS
 	'may the service be called? Counts as a trial while its breaker is half open';
@@ -622,7 +622,7 @@ CREATE FUNCTION @extschema@.idem_breaker_record(
 	duration		pg_catalog.interval DEFAULT NULL)
 RETURNS pg_catalog.text
 AS 'MODULE_PATHNAME', 'idem_breaker_record'
-LANGUAGE C VOLATILE PARALLEL RESTRICTED;
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION @extschema@.idem_breaker_record(pg_catalog.text, pg_catalog.bool, pg_catalog.interval) IS
 	'tell a breaker how a call to the service went; returns its state after that';
@@ -630,7 +630,7 @@ COMMENT ON FUNCTION @extschema@.idem_breaker_record(pg_catalog.text, pg_catalog.
 CREATE FUNCTION @extschema@.idem_breaker_retry_after(service pg_catalog.text)
 RETURNS pg_catalog.interval
 AS 'MODULE_PATHNAME', 'idem_breaker_retry_after'
-LANGUAGE C VOLATILE PARALLEL RESTRICTED;
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION @extschema@.idem_breaker_retry_after(pg_catalog.text) IS
 	'when to ask a breaker again that refuses; NULL if it lets calls through';
@@ -735,7 +735,7 @@ CREATE FUNCTION @extschema@.idem_get_services(
 	OUT since			pg_catalog.timestamptz)
 RETURNS SETOF pg_catalog.record
 AS 'MODULE_PATHNAME', 'idem_get_services'
-LANGUAGE C VOLATILE PARALLEL RESTRICTED;
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION @extschema@.idem_get_services() IS
 	'the rows of view idem_services';
