@@ -178,13 +178,11 @@ trials_end(const IdemBreaker *breaker, const IdemBreakerPolicy *policy)
 	return end;
 }
 
-static bool
-allow(IdemBreaker *breaker, const IdemBreakerPolicy *policy, int64 now)
+/* Decide trials that have not all been told of, once their time is over. */
+static void
+give_up_trials(IdemBreaker *breaker, const IdemBreakerPolicy *policy,
+			   int64 now)
 {
-	apply_force(breaker, policy);
-	if (policy->forced != IDEM_NOT_FORCED)
-		return policy->forced == IDEM_FORCED_CLOSED;
-
 	if (breaker->state == IDEM_BREAKER_HALF_OPEN &&
 		breaker->trials_allowed >= policy->half_open_calls &&
 		trials_end(breaker, policy) <= now)
@@ -193,6 +191,16 @@ allow(IdemBreaker *breaker, const IdemBreakerPolicy *policy, int64 now)
 				   breaker->trials_allowed - breaker->trials.calls);
 		judge_trials(breaker, policy, now);
 	}
+}
+
+static bool
+allow(IdemBreaker *breaker, const IdemBreakerPolicy *policy, int64 now)
+{
+	apply_force(breaker, policy);
+	if (policy->forced != IDEM_NOT_FORCED)
+		return policy->forced == IDEM_FORCED_CLOSED;
+
+	give_up_trials(breaker, policy, now);
 	if (breaker->state == IDEM_BREAKER_OPEN && breaker->open_until <= now)
 		enter_state(breaker, IDEM_BREAKER_HALF_OPEN);
 
@@ -242,9 +250,9 @@ record(IdemBreaker *breaker, const IdemBreakerPolicy *policy, uint8 result,
 
 /* Microseconds until it is worth asking again; 0 if it is now */
 static int64
-retry_after(const IdemBreaker *breaker, const IdemBreakerPolicy *policy,
-			int64 now)
+retry_after(IdemBreaker *breaker, const IdemBreakerPolicy *policy, int64 now)
 {
+	apply_force(breaker, policy);
 	switch (policy->forced)
 	{
 		case IDEM_FORCED_OPEN:
@@ -255,6 +263,7 @@ retry_after(const IdemBreaker *breaker, const IdemBreakerPolicy *policy,
 			break;
 	}
 
+	give_up_trials(breaker, policy, now);
 	switch (breaker->state)
 	{
 		case IDEM_BREAKER_OPEN:
@@ -262,8 +271,7 @@ retry_after(const IdemBreaker *breaker, const IdemBreakerPolicy *policy,
 		case IDEM_BREAKER_HALF_OPEN:
 			if (breaker->trials_allowed < policy->half_open_calls)
 				return 0;
-			return Min(Max(trials_end(breaker, policy) - now, 0),
-					   RETRY_AFTER_USECS);
+			return Min(trials_end(breaker, policy) - now, RETRY_AFTER_USECS);
 		case IDEM_BREAKER_CLOSED:
 			break;
 	}
