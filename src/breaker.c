@@ -14,9 +14,10 @@
  * Callers ask before each call, and tell of its end.  In closed, the results
  * of the last calls are kept in a ring.  In half_open, a few calls are let
  * through as trials, and their results decide; one that is not told of within
- * the time from which on a call is slow counts as failed, so that a caller
- * that died does not hold the breaker up.  A person can force a breaker open
- * or closed in table idem_service_policies; one so released is closed.
+ * the time from which on a call is slow counts as slow and as failed, so that
+ * a caller that died does not hold the breaker up.  A person can force a
+ * breaker open or closed in table idem_service_policies; one so released is
+ * closed.
  *
  * The state is part of a service's entry in shared memory, and so is changed
  * only while that is held: all connections see a change at once, and no two
@@ -187,7 +188,7 @@ give_up_trials(IdemBreaker *breaker, const IdemBreakerPolicy *policy,
 		breaker->trials_allowed >= policy->half_open_calls &&
 		trials_end(breaker, policy) <= now)
 	{
-		tally_call(&breaker->trials, CALL_FAILED,
+		tally_call(&breaker->trials, CALL_FAILED | CALL_SLOW,
 				   breaker->trials_allowed - breaker->trials.calls);
 		judge_trials(breaker, policy, now);
 	}
