@@ -55,7 +55,15 @@ load_service(IdemPolicyRow *row, TupleTableSlot *slot)
 		idem_policy_float(slot, Anum_services_slow_call_ratio);
 	breaker->slow_call_time =
 		usecs_column(slot, Anum_services_slow_call_time, "slow_call_time");
+
+	/*
+	 * Shared memory has no room for a longer window, and a CHECK constraint
+	 * is only as good as the table's owner.
+	 */
 	breaker->window_calls = idem_policy_int(slot, Anum_services_window_calls);
+	breaker->window_calls = Max(Min(breaker->window_calls,
+									IDEM_MAX_WINDOW_CALLS), 1);
+
 	breaker->minimum_calls =
 		idem_policy_int(slot, Anum_services_minimum_calls);
 	breaker->open_time =
