@@ -229,7 +229,7 @@ is_entry_of(const IdemService *service, IdemServiceKind kind,
 	size_t		len = VARSIZE_ANY_EXHDR(name);
 
 	return service->live && service->key.database == MyDatabaseId &&
-		service->key.kind == kind &&
+		service->key.kind == kind && len <= IDEM_MAX_NAME &&
 		memcmp(service->key.name, VARDATA_ANY(name), len) == 0 &&
 		service->key.name[len] == '\0';
 }
