@@ -2,7 +2,7 @@
 #
 #	make && make install		build and install, as for any extension
 #	make installcheck			regression, isolation and TAP tests
-#	make demo | check | bench	need nothing installed: see test/throwaway
+#	make demo|check|bench|storm	need nothing installed: see test/throwaway
 
 MODULE_big = pg_idem
 OBJS = \
@@ -50,11 +50,11 @@ EXTRA_CLEAN = tmp_check tmp_check_iso output_iso results regression.diffs \
 PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
 
-# These three install what they need themselves, so they must not depend on
+# These install what they need themselves, so they must not depend on
 # anything that may be missing, PGXS included.
-.PHONY: demo check bench
-ifneq ($(filter demo check bench,$(MAKECMDGOALS)),)
-demo check bench:
+.PHONY: demo check bench storm
+ifneq ($(filter demo check bench storm,$(MAKECMDGOALS)),)
+demo check bench storm:
 	@test/throwaway $@
 else ifeq ($(wildcard $(PGXS)),)
 $(error "$(PG_CONFIG)" names no PostgreSQL with its server headers; install them (on Debian: postgresql-server-dev-NN) or set PG_CONFIG)
