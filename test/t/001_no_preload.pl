@@ -1,5 +1,5 @@
-# The promise: without shared_preload_libraries everything but the worker
-# works.  Many a hosted server lets nobody preload a library; there the keys
+# The promise: without shared_preload_libraries everything works but the worker
+# and what is kept in shared memory.  Many a hosted server lets nobody preload a library; there the keys
 # must be as safe, and idem_expire() is called by hand or by any scheduler.
 #
 # A library that is loaded late finds settings that were made before it could
@@ -18,6 +18,9 @@ use Test::More;
 my $node = new_node('main', <<EOC);
 shared_preload_libraries = ''
 pg_idem.lease = 30s
+pg_idem.max_services = 10
+pg_idem.retry_ratio = 0
+pg_idem.retry_min_per_second = 0
 pg_idem.nonsense = 1
 EOC
 
@@ -64,6 +67,30 @@ $psql->query("SELECT idem_finish('w', '1'); COMMIT");
 is($other->result, 'replayed', 'and has the answer');
 
 #
+# Budgets, breakers and statistics say what they need; a key that has failed is
+# executed again without a budget.
+#
+foreach my $call ("idem_budget('s', true)", "idem_budget('s', false)",
+	"idem_breaker_allow('s')", "idem_breaker_record('s', true)",
+	"idem_breaker_retry_after('s')", "idem_hedge_after('r')",
+	'count(*) FROM idem_stats', 'count(*) FROM idem_services', 'idem_stats_reset()')
+{
+	is($psql->error("SELECT $call"), '55000', $call);
+}
+like($psql->{err}, qr/must be loaded via shared_preload_libraries/, 'which says why');
+is( $psql->query(q(
+BEGIN; SELECT outcome FROM idem_begin('f', 'r', NULL); SELECT idem_finish('f', '1', 503); COMMIT;
+BEGIN; SELECT outcome FROM idem_begin('f', 'r', NULL); SELECT idem_finish('f', '1', 503); COMMIT;
+SELECT outcome, attempt FROM idem_begin('f', 'r', NULL);)),
+	"started\n\nresumed\n\nresumed|3",
+	'a key that has failed');
+is($psql->error("SELECT idem_finish('f', '1', attempt => 1)"), 'IK001', 'a stale finish');
+is( $psql->query("SELECT idem_release('f', attempt => 3); SELECT attempt FROM idem_resume(NULL, key => 'f')"),
+	"\n4", 'idem_resume');
+is($psql->query("SELECT idem_backoff(3, jitter => 'none'), idem_retryable(503), idem_retry(9, 503) IS NULL"),
+	'00:00:00.8|t|t', 'the pure helpers');
+
+#
 # Expiry, by hand
 #
 is( $psql->query(q(
@@ -100,11 +127,14 @@ like($fresh->{err}, qr/WARNING: .*invalid value for parameter "pg_idem.wait"/,
 	'a bad value set before is told');
 like($fresh->{err}, qr/WARNING: .*pg_idem.unknown/,
 	'so is a name that does not exist');
+unlike($fresh->{err}, qr/max_services/, 'a setting of the server is no reason to complain');
 is( $fresh->query(
 		"SELECT expires_at - created_at, lease_until - created_at"
 		  . " FROM idem_lookup('s', 'r')"),
 	'01:00:00|00:00:30',
 	'settings made before the library was loaded count');
+is($fresh->query('SHOW pg_idem.max_services'), 10, 'though it has no effect');
+is($fresh->error('SET pg_idem.max_services = 1'), '55P02', 'nor can it be set');
 is($fresh->query('SHOW pg_idem.wait'), 0, 'a bad one does not');
 is($fresh->error('SET pg_idem.unknown = 1'),
 	'42602', 'an unknown setting is refused');

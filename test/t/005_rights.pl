@@ -48,7 +48,16 @@ my %call = (
 	idem_expire => "SELECT idem_expire()",
 	idem_create_table => "SELECT idem_create_table('plain_keys')",
 	idem_grant => "SELECT idem_grant('plain')",
-	idem_revoke => "SELECT idem_revoke('plain')");
+	idem_revoke => "SELECT idem_revoke('plain')",
+	idem_budget => "SELECT idem_budget('s', false)",
+	idem_breaker_allow => "SELECT idem_breaker_allow('s')",
+	idem_breaker_record => "SELECT idem_breaker_record('s', true)",
+	idem_breaker_retry_after => "SELECT idem_breaker_retry_after('s')",
+	idem_hedge_after => "SELECT idem_hedge_after('r')",
+	idem_get_stats => 'SELECT idem_get_stats()',
+	idem_get_services => 'SELECT idem_get_services()',
+	idem_stats_reset => 'SELECT idem_stats_reset()');
+my $granted = qr/begin|finish|lookup|budget|breaker|hedge/;
 
 my @on_table = (
 	'SELECT FROM idempotency_keys',
@@ -62,7 +71,11 @@ my @on_table = (
 	'CREATE TRIGGER t BEFORE DELETE ON idempotency_keys'
 	  . ' FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()',
 	'ALTER TABLE idempotency_keys OWNER TO CURRENT_USER',
-	'DROP TABLE idempotency_keys');
+	'DROP TABLE idempotency_keys',
+	'DELETE FROM idem_routes',
+	'DELETE FROM idem_service_policies',
+	map { ("SELECT FROM $_", "COPY (TABLE $_) TO STDOUT") }
+	  qw(idem_routes idem_service_policies idem_stats idem_services));
 
 #
 # Nothing for PUBLIC
@@ -74,7 +87,7 @@ FROM pg_proc p, pg_depend d, pg_extension e,
 WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid
 	AND d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
 	AND e.extname = 'pg_idem' AND a.grantee = 0;)),
-	'idem_hash',
+	'idem_backoff,idem_hash,idem_retry,idem_retryable',
 	'functions open to PUBLIC');
 is( $super->query(q(
 SELECT count(*)
@@ -88,13 +101,13 @@ WHERE d.classid = 'pg_type'::regclass AND d.objid = t.oid
 	0,
 	'types open to PUBLIC');
 is( $super->query(q(
-SELECT count(*)
+SELECT string_agg(concat_ws(' ', c.relname, a.privilege_type, a.grantee::regrole), ',' ORDER BY c.relname)
 FROM pg_class c, pg_depend d, pg_extension e,
 	aclexplode(coalesce(c.relacl, acldefault('r', c.relowner))) a
 WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid
 	AND d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
 	AND e.extname = 'pg_idem' AND a.grantee <> c.relowner;)),
-	0,
+	'idem_services SELECT pg_read_all_stats,idem_stats SELECT pg_read_all_stats',
 	'tables open to anybody but their owner');
 
 is($plain->error($call{$_}), '42501', "a role without rights: $_")
@@ -117,11 +130,38 @@ is( $app->query(
 	qq(t|started\n\n"MARKER-4711"\ncompleted),
 	'a role with rights: begin, finish, replay, lookup');
 is($app->error($call{$_}), '42501', "a role with rights: not $_")
-  foreach grep { !/begin|finish|lookup/ } sort keys %call;
+  foreach grep { !/$granted/ } sort keys %call;
+is($app->error($call{$_}), '00000', "a role with rights: $_")
+  foreach grep { /budget|breaker|hedge/ } sort keys %call;
 is($app->error($_), '42501', "a role with rights: not $_") foreach @on_table;
 is($app->query("SELECT proceed FROM idem_begin('k2', 'r', NULL, store => 'idempotency_keys')"),
 	't', 'the default store may be named');
 is($plain->error($call{idem_begin}), '42501', 'nobody else got anything');
+
+# Who may read the server's statistics may read these, and no more.
+$super->query('CREATE ROLE watcher LOGIN IN ROLE pg_read_all_stats; CREATE ROLE monitor LOGIN IN ROLE pg_monitor');
+foreach my $role (qw(watcher monitor))
+{
+	my $watcher = PgIdemTest::Session->new($node, 'postgres', $role);
+
+	is( $watcher->query("SELECT started > 0 FROM idem_stats WHERE route = 'r';"
+			  . "SELECT service, calls_ok FROM idem_services"),
+		"t\ns|1", "$role: the views");
+	is($watcher->error($call{$_}), '42501', "$role: not $_")
+	  foreach grep { !/idem_get/ } sort keys %call;
+	is($watcher->error("SELECT FROM $_"), '42501', "$role: not $_")
+	  foreach qw(idempotency_keys idem_routes idem_service_policies idem_unfinished);
+	$watcher->quit;
+}
+
+# Who may change policies needs no more for it, and is heard by all.
+$super->query('CREATE ROLE operator LOGIN; GRANT SELECT, INSERT, DELETE ON idem_service_policies TO operator');
+my $operator = PgIdemTest::Session->new($node, 'postgres', 'operator');
+$operator->query("INSERT INTO idem_service_policies (service, breaker) VALUES ('s', 'forced_open')");
+is($app->query($call{idem_breaker_allow}), 'f', 'an operator forces a breaker open');
+$operator->query('DELETE FROM idem_service_policies');
+is($app->query($call{idem_breaker_allow}), 't', 'and closed again');
+$operator->quit;
 
 # Who may not grant gets an error, not a warning.
 $super->query('GRANT EXECUTE ON FUNCTION idem_grant, idem_revoke TO app');
@@ -214,7 +254,7 @@ $super->query('ALTER DATABASE postgres RESET pg_idem.tenant_is_role');
 #
 $super->query("SELECT idem_revoke('app')");
 is($app->error($call{$_}), '42501', "after idem_revoke: not $_")
-  foreach qw(idem_begin idem_finish idem_lookup);
+  foreach grep { /$granted/ } sort keys %call;
 is($app->error('CREATE TABLE t OF idempotency_key'),
 	'42501', 'after idem_revoke: not CREATE TABLE OF');
 $_->quit foreach $app, $other, $plain, $super;
@@ -394,6 +434,10 @@ CREATE TYPE @.idem_state AS ENUM ('planted');
 CREATE TABLE @.idempotency_keys (key pg_catalog.text, tenant pg_catalog.text,
 	route pg_catalog.text, expires_at pg_catalog.timestamptz);
 INSERT INTO @.idempotency_keys VALUES ('planted', '', 'r', '-infinity');
+CREATE TABLE @.idem_service_policies (service pg_catalog.text, breaker pg_catalog.text);
+INSERT INTO @.idem_service_policies VALUES ('s', 'forced_closed');
+CREATE FUNCTION @.idem_get_services() RETURNS pg_catalog.int4
+	LANGUAGE plpgsql AS $$BEGIN RAISE EXCEPTION 'planted'; END$$;
 CREATE FUNCTION @.idem_begin(pg_catalog.text, pg_catalog.text,
 	pg_catalog.bytea) RETURNS pg_catalog.int4
 	LANGUAGE plpgsql AS $$BEGIN RAISE EXCEPTION 'planted'; END$$;
@@ -441,6 +485,19 @@ $super->query("INSERT INTO idem.idempotency_keys (key, tenant, route, state,"
 	  . " 'r', 'completed', 1, false, '2020-01-01', '2020-01-02')");
 is($super->query('SELECT idem.idem_expire()'),
 	1, 'hostile search_path: idem_expire');
+$super->query("INSERT INTO idem.idem_service_policies (service, retry_ratio, retry_min_per_second, breaker)"
+	  . " VALUES ('s', 0, 0, 'forced_open')");
+is( $super->query(q(
+SELECT idem.idem_budget('s', false), idem.idem_budget('s', true), idem.idem_breaker_allow('s'),
+	idem.idem_breaker_record('s', true), idem.idem_breaker_retry_after('s') IS NULL,
+	idem.idem_hedge_after('r') IS NULL;
+SELECT breaker, calls_ok FROM idem.idem_services;
+SELECT started FROM idem.idem_stats WHERE pg_catalog.starts_with(route, 'r');
+SELECT idem.idem_stats_reset();)),
+	"t|f|f|forced_open|f|t\nforced_open|1\n2\n",
+	'hostile search_path: budgets, breakers and statistics');
+$super->query("UPDATE idem.idem_service_policies SET breaker = NULL");
+is($super->query("SELECT idem.idem_breaker_allow('s')"), 't', 'hostile search_path: policies that change');
 is($super->query('SELECT pg_catalog.count(*) FROM evil.idempotency_keys'),
 	1, 'a planted table is not swept');
 is( $super->query('SELECT pg_catalog.count(*) FROM pg_temp.idempotency_keys'),

@@ -57,22 +57,34 @@ SELECT idem_begin('lost', 'r', '\x01', lease => '1 microsecond');
 UPDATE idempotency_keys SET step = 'paid', step_data = '{"x": 1}'
 	WHERE key = 'lost';
 INSERT INTO public.charges VALUES ('zero', 'acme', 'r');
+INSERT INTO idem_routes VALUES ('limited', '1 mon 1 day', '1 h', '0', 3, 'hold',
+	'success', '1 day', 0.1, 'Infinity');
+INSERT INTO idem_service_policies VALUES ('forced', 0.1, 1e-300, 0.3, 1e300,
+	'1.000001 s', 1000, 7, '1 min', '1 mon', 3, 'forced_open');
+INSERT INTO idem_service_policies VALUES ('nulls'), (@ODD@);
+GRANT SELECT ON idem_service_policies TO app;
 );
 # a key with everything that could go wrong in a script
 my $odd = q('k' || chr(233) || 'y "\N" ''x''');
-$scene =~ s/\@ODD\@/$odd/;
+$scene =~ s/\@ODD\@/$odd/g;
 
 # What the database is to be, before and after
 my $state = q(
 SELECT 'default', k.* FROM idem.idempotency_keys k
 UNION ALL SELECT 'further', k.* FROM billing.keys k ORDER BY 1, 2;
+SELECT * FROM idem.idem_routes ORDER BY 1;
+SELECT * FROM idem.idem_service_policies ORDER BY 1;
 );
 my $structure = q(
 SELECT c.oid::regclass, c.relowner::regrole, c.reloftype::regtype,
 	c.reloptions, c.relacl
 FROM pg_class c
-WHERE c.oid IN ('idem.idempotency_keys'::regclass, 'billing.keys'::regclass)
+WHERE c.oid IN ('idem.idempotency_keys'::regclass, 'billing.keys'::regclass,
+	'idem.idem_service_policies'::regclass, 'idem.idem_stats'::regclass,
+	'idem.idem_services'::regclass)
 ORDER BY 1;
+SELECT tgrelid::regclass, tgname, tgenabled FROM pg_trigger
+WHERE NOT tgisinternal ORDER BY 1, 2;
 SELECT indexdef FROM pg_indexes
 WHERE tablename IN ('idempotency_keys', 'keys') ORDER BY 1;
 SELECT conrelid::regclass, conname, pg_get_constraintdef(oid, true)
@@ -135,6 +147,7 @@ SELECT idem.idem_finish('new', '1', attempt => 1);
 SELECT outcome FROM idem.idem_begin('new', 'r', NULL, store => 'billing.keys');
 SET ROLE app;
 SELECT outcome FROM idem.idem_begin('new', 'r', NULL);
+SELECT idem.idem_breaker_allow('forced'), idem.idem_breaker_allow('nulls');
 )),
 		q(mismatch
 in_progress
@@ -143,7 +156,8 @@ resumed|2
 started
 
 started
-replayed), "$db: and everything else");
+replayed
+f|t), "$db: and everything else");
 	return;
 }
 
@@ -152,7 +166,7 @@ $node->safe_psql('postgres',
 $node->safe_psql('origin', $scene);
 my $keys = $node->safe_psql('origin', $state);
 my $objects = $node->safe_psql('origin', $structure);
-is(scalar(my @lines = split /\n/, $keys), 18, 'there is something to dump');
+is(scalar(my @lines = split /\n/, $keys), 22, 'there is something to dump');
 
 # pg_dump can be run by hand or in an archive, with data and in two parts.
 my $url = $node->connstr('origin');

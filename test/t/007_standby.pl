@@ -46,6 +46,9 @@ VALUES ('old', '', 'r', 'completed', 1, false,
 BEGIN;
 SELECT idem_begin('prepared', 'r', NULL);
 PREPARE TRANSACTION 'p';
+INSERT INTO idem_service_policies (service, retry_ratio, retry_min_per_second) VALUES ('none', 0, 0);
+INSERT INTO idem_service_policies (service, minimum_calls, open_time) VALUES ('s', 2, '1 hour');
+INSERT INTO idem_service_policies (service, breaker) VALUES ('forced', 'forced_open');
 ));
 $primary->wait_for_catchup($standby, 'replay',
 	$primary->lsn('insert'));
@@ -88,6 +91,21 @@ sub is_read_only
 		"$where: idem_lookup of nothing");
 	is($session->query("SELECT length(idem_hash('x'::text))"),
 		32, "$where: idem_hash");
+
+	# what is kept in shared memory can be changed anywhere
+	is( $session->query(
+			'BEGIN READ ONLY;'
+			  . "SELECT idem_budget('s', false), idem_budget('none', true), idem_breaker_allow('forced');"
+			  . "SELECT idem_breaker_record('s', true), idem_breaker_record('s', false), idem_breaker_allow('s');"
+			  . "SELECT idem_breaker_retry_after('s') > '1 min', idem_hedge_after('r') IS NULL;"
+			  . 'SELECT service, breaker, calls_ok, calls_failed, calls_refused, retries_refused,'
+			  . ' window_requests FROM idem_services ORDER BY 1;'
+			  . 'SELECT count(*) FROM idem_stats WHERE started < 0;'
+			  . 'SELECT idem_stats_reset();'
+			  . 'SELECT sum(calls_failed), count(*) FROM idem_services; COMMIT'),
+		"t|f|f\nclosed|open|f\nt|t\n"
+		  . "forced|forced_open|0|0|1|0|0\nnone|closed|0|0|0|1|0\ns|open|1|1|1|0|1\n0\n\n0|3",
+		"$where: budgets, breakers and statistics");
 	return;
 }
 
@@ -114,6 +132,11 @@ $primary->wait_for_catchup($standby, 'replay', $primary->lsn('insert'));
 $session = PgIdemTest::Session->new($standby, 'postgres');
 is_read_only($session, 'standby');
 is($session->error($writes{idem_begin}), '25006', 'standby, without READ ONLY');
+$primary->safe_psql('postgres',
+	"UPDATE idem_service_policies SET breaker = 'forced_closed' WHERE service = 'forced'");
+$primary->wait_for_catchup($standby, 'replay', $primary->lsn('insert'));
+is($session->query("SELECT idem_breaker_allow('forced')"),
+	't', 'a change of policies reaches an open session of the standby');
 is($session->query('SELECT count(*) FROM idempotency_keys'),
 	3, 'the keys of the primary are there');
 is( $session->query(

@@ -22,25 +22,6 @@ CREATE TABLE charges (id bigint GENERATED ALWAYS AS IDENTITY, key text, client i
 CREATE TABLE answers (key text, outcome text, status int, response jsonb);
 EOS
 
-# Run a pgbench script in many connections; any error in it fails.
-sub hammer
-{
-	my ($name, $script, @options) = @_;
-	my $file = $node->basedir . "/$name.sql";
-
-	append_to_file($file, $script);
-	$node->command_checks_all(
-		[
-			'pgbench', '--no-vacuum', '--jobs=2', "--file=$file", @options,
-			'postgres'
-		],
-		0,
-		[qr/number of failed transactions: 0/],
-		[qr/^(?!.*(ERROR|FATAL|aborted))/s],
-		"$name: no client met an error");
-	return;
-}
-
 # ---- 64 connections, 100 keys, all three isolation levels
 
 for my $level ('read committed', 'repeatable read', 'serializable')
@@ -48,7 +29,7 @@ for my $level ('read committed', 'repeatable read', 'serializable')
 	(my $tag = $level) =~ s/ .*//;
 
 	$node->safe_psql('postgres', 'TRUNCATE charges, answers');
-	hammer("64 clients, 100 keys, $tag", <<"EOS",
+	hammer($node, "64 clients, 100 keys, $tag", <<"EOS",
 \\set k random(1, 100)
 BEGIN ISOLATION LEVEL $level;
 SELECT outcome, proceed::int AS proceed, status, quote_nullable(response) AS response
@@ -91,7 +72,7 @@ EOS
 
 # Each retry also looks whether anyone, itself included, waits for a lock on
 # a transaction or a row.
-hammer('16 clients, one key held', <<'EOS',
+hammer($node, '16 clients, one key held', <<'EOS',
 WITH c AS (SELECT * FROM idem_begin('held', 'POST /charges', idem_hash('held')))
 INSERT INTO answers SELECT 'held', outcome, status, NULL FROM c;
 INSERT INTO waits SELECT wait_event FROM pg_stat_activity

@@ -2,6 +2,9 @@
 # Whoever owns a further store may put a DELETE trigger on it that never ends.
 # That must not stop expiry elsewhere: neither in the default store of the
 # same database, nor in other databases, nor for good in its own.
+#
+# The owner may also write to it what no function of ours would, such as names
+# of any length.  What is counted of them in shared memory must stay in bounds.
 
 use strict;
 use warnings;
@@ -12,11 +15,11 @@ use lib $FindBin::RealBin;
 use PgIdemTest;
 use Test::More;
 
-my $node = new_node('hostile_store');
+my $node = new_node('hostile_store', undef, extra => [ '--encoding=UTF8', '--no-locale' ]);
 
 $node->safe_psql('postgres', <<'EOS');
 CREATE DATABASE other;
-CREATE ROLE mallory;
+CREATE ROLE mallory LOGIN;
 CREATE EXTENSION pg_idem;
 SELECT idem_create_table('public.evil');
 ALTER TABLE evil OWNER TO mallory;
@@ -78,5 +81,24 @@ $node->safe_psql('postgres', 'DROP TRIGGER hang ON evil');
 is($node->safe_psql('postgres', 'SELECT idem_expire()'),
 	'1', 'without the trigger it goes');
 
+# A route that is longer than a route may be, with two bytes to a character
+$node->safe_psql('postgres', <<'EOS');
+SELECT idem_grant('mallory');
+INSERT INTO evil (key, tenant, route, state, attempt, result_dropped, created_at, expires_at, lease_until)
+SELECT key, '', repeat('é', 100000), 'in_progress', 1, false, now(), 'infinity', '-infinity'
+FROM unnest(ARRAY['finish', 'resume', 'stale']) key;
+EOS
+my $mallory = PgIdemTest::Session->new($node, 'postgres', 'mallory');
+$mallory->query("SELECT idem_finish('finish', NULL, attempt => 1, store => 'evil')");
+is($mallory->query("SELECT key, attempt FROM idem_resume(1, key => 'resume', store => 'evil')"),
+	'resume|2', 'a claim with a route that is too long');
+is($mallory->error("SELECT idem_finish('stale', NULL, attempt => 2, store => 'evil')"),
+	'IK001', 'a stale one');
+is($node->safe_psql('postgres',
+		"SELECT length(route), completed, resumed, stale FROM idem_stats WHERE route LIKE repeat('é', 100) || '%'"),
+	'127|1|1|1', 'they are counted under what there is room for');
+$mallory->quit;
+
 $node->stop('fast');
+unlike(log_since($node), qr/PANIC|terminated by signal/, 'nothing has crashed');
 done_testing();

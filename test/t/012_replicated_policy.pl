@@ -16,7 +16,8 @@ my $publisher = new_node('publisher', "wal_level = logical\n", allows_streaming 
 my $subscriber = new_node('subscriber', "wal_level = logical\n");
 
 $_->safe_psql('postgres', 'CREATE EXTENSION pg_idem') foreach $publisher, $subscriber;
-$publisher->safe_psql('postgres', 'CREATE PUBLICATION policies FOR TABLE idem_routes');
+$publisher->safe_psql('postgres', 
+	'CREATE PUBLICATION policies FOR TABLE idem_routes, idem_service_policies');
 $subscriber->safe_psql('postgres',
 	"CREATE SUBSCRIPTION policies CONNECTION '"
 	  . $publisher->connstr
@@ -24,17 +25,17 @@ $subscriber->safe_psql('postgres',
 ok( wait_until(
 		sub {
 			$subscriber->safe_psql('postgres',
-				"SELECT count(*) FROM pg_subscription_rel WHERE srsubstate = 'r'") eq '1';
+				"SELECT count(*) FROM pg_subscription_rel WHERE srsubstate = 'r'") eq '2';
 		}),
 	'changes are streamed');
 
-# Wait until the subscriber has so many policies.
+# Wait until the subscriber has so many policies in a table.
 sub replicated
 {
-	my ($n, $name) = @_;
+	my ($n, $table, $name) = @_;
 	ok( wait_until(
 			sub {
-				$subscriber->safe_psql('postgres', 'SELECT count(*) FROM idem_routes') eq $n;
+				$subscriber->safe_psql('postgres', "SELECT count(*) FROM $table") eq $n;
 			}),
 		$name);
 	return;
@@ -46,14 +47,25 @@ $session->query("UPDATE idempotency_keys SET lease_until = '2000-01-01'");
 
 $publisher->safe_psql('postgres',
 	"INSERT INTO idem_routes (route, on_lost_lease) VALUES ('r', 'hold')");
-replicated('1', 'the policy has been replicated');
+replicated('1', 'idem_routes', 'the policy has been replicated');
 is($session->query("SELECT outcome FROM idem_begin('k', 'r', NULL)"),
 	'unknown', 'an open session of the subscriber goes by it');
 
 $publisher->safe_psql('postgres', 'DELETE FROM idem_routes');
-replicated('0', 'its end has been replicated');
+replicated('0', 'idem_routes', 'its end has been replicated');
 is($session->query("SELECT outcome FROM idem_begin('k', 'r', NULL)"),
 	'resumed', 'the session goes by that');
+
+# ... and the policies of services
+my $allow = "SELECT idem_breaker_allow('s')";
+is($session->query($allow), 't', 'a breaker');
+$publisher->safe_psql('postgres',
+	"INSERT INTO idem_service_policies (service, breaker) VALUES ('s', 'forced_open')");
+replicated('1', 'idem_service_policies', 'its policy has been replicated');
+is($session->query($allow), 'f', 'an open session goes by it');
+$publisher->safe_psql('postgres', 'TRUNCATE idem_service_policies');
+replicated('0', 'idem_service_policies', 'its end has been replicated, by TRUNCATE');
+is($session->query($allow), 't', 'the session goes by that');
 
 $session->quit;
 $subscriber->safe_psql('postgres', 'DROP SUBSCRIPTION policies');

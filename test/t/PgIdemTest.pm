@@ -27,8 +27,11 @@ our @EXPORT = qw(
   sqlstate_is
   sqlstate_of
   launcher_pid
+  hammer
+  in_one_window
 );
 
+my $scripts = 0;
 my $bound = $PostgreSQL::Test::Utils::timeout_default || 180;
 
 # A started node with pg_idem preloaded and a short naptime.  Later lines of
@@ -116,6 +119,42 @@ sub launcher_pid
 	return $node->safe_psql('postgres',
 		"SELECT pid FROM pg_stat_activity WHERE backend_type = 'pg_idem launcher'"
 	);
+}
+
+# Run a pgbench script in many connections; any error in it fails.
+sub hammer
+{
+	my ($node, $name, $script, @options) = @_;
+	my $file = $node->basedir . '/pgbench' . ++$scripts . '.sql';
+
+	append_to_file($file, $script);
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	$node->command_checks_all(
+		[
+			'pgbench', '--no-vacuum', '--jobs=2', "--file=$file", @options,
+			'postgres'
+		],
+		0,
+		[qr/number of failed transactions: 0/],
+		[qr/^(?!.*(ERROR|FATAL|aborted))/s],
+		"$name: no client met an error");
+	return;
+}
+
+# What a retry budget has counted leaves it after ten seconds.  Do something
+# until it took less than that, which it says itself; it is told which time
+# this is, for a name of its own.  Returns what else it returned.
+sub in_one_window
+{
+	my ($test) = @_;
+
+	foreach my $try (1 .. 20)
+	{
+		my ($fits, @result) = $test->($try);
+
+		return @result if $fits eq 't';
+	}
+	die 'too slow for the window of a retry budget';
 }
 
 #
