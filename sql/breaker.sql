@@ -92,17 +92,36 @@ INSERT INTO idem_service_policies (service, minimum_calls, open_time, max_open_t
 SELECT record('odd', false), open_for('odd');
 -- trials that are never told of have failed, so the next one to ask finds it
 -- open again
-INSERT INTO idem_service_policies (service, minimum_calls, open_time, half_open_calls, slow_call_time)
+INSERT INTO idem_service_policies (service, minimum_calls, open_time, half_open_calls, half_open_time)
 VALUES ('silent', 1, '1 us', 2, '0');
 SELECT record('silent', false), allowed('silent', 2);
 UPDATE idem_service_policies SET open_time = '1 h', max_open_time = '10 h' WHERE service = 'silent';
 SELECT allowed('silent', 5), open_for('silent');
 SELECT breaker, opened FROM idem_services WHERE service = 'silent';
+-- told of too late is not told of, whether somebody asked meanwhile or not
+INSERT INTO idem_service_policies (service, minimum_calls, open_time, max_open_time, half_open_calls, half_open_time)
+VALUES ('late', 1, '1 us', '1 us', 1, '0');
+SELECT record('late', false), allowed('late', 1);
+UPDATE idem_service_policies SET open_time = '1 h' WHERE service = 'late';
+SELECT record('late', true);
+-- a slow trial is not a failed one where slow calls do not count
+INSERT INTO idem_service_policies (service, minimum_calls, open_time, half_open_calls, slow_call_time, slow_call_ratio)
+VALUES ('slow trial', 1, '1 us', 1, '0', 2);
+SELECT record('slow trial', false), allowed('slow trial', 5), record('slow trial', true, 1, '1 s');
+-- fewer trials are wanted than have been told of: that decides them
+INSERT INTO idem_service_policies (service, minimum_calls, open_time, half_open_calls)
+VALUES ('fewer', 1, '1 us', 10);
+SELECT record('fewer', false), allowed('fewer', 3), record('fewer', true, 3);
+UPDATE idem_service_policies SET half_open_calls = 3 WHERE service = 'fewer';
+SELECT idem_breaker_retry_after('fewer'), idem_breaker_allow('fewer'), record('fewer', true);
 
 -- a ratio above 1 is never reached; a window below the minimum lowers that
 INSERT INTO idem_service_policies (service, failure_ratio, slow_call_ratio, window_calls)
 VALUES ('never', 1.01, 1.01, 5), ('small', 0.5, 1, 5);
 SELECT record('never', false, 1000, '1 h'), record('small', false, 5);
+-- ratios that no binary fraction is are reached when they are, not one later
+INSERT INTO idem_service_policies (service, failure_ratio) VALUES ('0.55', 0.55), ('0.07', 0.07);
+SELECT record('0.55', true, 45), record('0.55', false, 60), record('0.07', true, 93), record('0.07', false, 10);
 -- slow calls have a ratio of their own
 INSERT INTO idem_service_policies (service, slow_call_ratio, slow_call_time, window_calls, minimum_calls)
 VALUES ('sluggish', 0.2, '100 ms', 10, 10);
@@ -134,6 +153,18 @@ UPDATE idem_service_policies SET breaker = 'forced_open' WHERE service = 'long';
 SELECT idem_breaker_allow('long'), idem_breaker_record('long', true);
 UPDATE idem_service_policies SET breaker = NULL WHERE service = 'long';
 SELECT idem_breaker_allow('long'), idem_breaker_record('long', true);
+-- unless nobody asked it meanwhile; a reset is there for that
+INSERT INTO idem_service_policies (service, minimum_calls) VALUES ('reset', 1);
+SELECT record('reset', false);
+UPDATE idem_service_policies SET breaker = 'forced_closed' WHERE service = 'reset';
+UPDATE idem_service_policies SET breaker = NULL WHERE service = 'reset';
+SELECT idem_breaker_allow('reset');
+SELECT idem_breaker_reset('reset');
+SELECT idem_breaker_allow('reset'), idem_breaker_retry_after('reset');
+SELECT breaker, opened FROM idem_services WHERE service = 'reset';
+SELECT idem_breaker_reset('unseen');
+SELECT idem_breaker_reset(NULL);
+SELECT count(*) FROM idem_services WHERE service = 'unseen';
 TRUNCATE idem_service_policies;
 SELECT idem_breaker_record('never', false), idem_breaker_allow('forced');
 
@@ -148,6 +179,7 @@ INSERT INTO idem_service_policies (service, minimum_calls) VALUES ('x', 0);
 INSERT INTO idem_service_policies (service, open_time) VALUES ('x', '-1 s');
 INSERT INTO idem_service_policies (service, max_open_time) VALUES ('x', '-1 s');
 INSERT INTO idem_service_policies (service, half_open_calls) VALUES ('x', 0);
+INSERT INTO idem_service_policies (service, half_open_time) VALUES ('x', '-1 s');
 INSERT INTO idem_service_policies (service, breaker) VALUES ('x', 'open');
 SELECT idem_breaker_allow(NULL);
 SELECT idem_breaker_allow('');

@@ -32,6 +32,9 @@ SELECT storm('minimum only', 100, 5);
 SET pg_idem.retry_ratio = 2.5;
 SET pg_idem.retry_min_per_second = 0;
 SELECT storm('more than one', 100, 5);
+-- a ratio that no binary fraction is
+SET pg_idem.retry_ratio = 0.29;
+SELECT storm('0.29', 100, 5);
 -- no request, no ratio; the minimum is there all the same
 SELECT idem_budget('idle', true);
 RESET pg_idem.retry_min_per_second;

@@ -202,6 +202,7 @@ CREATE TABLE @extschema@.idem_service_policies (
 	open_time		pg_catalog.interval,
 	max_open_time	pg_catalog.interval,
 	half_open_calls	pg_catalog.int4,
+	half_open_time	pg_catalog.interval,
 	breaker			pg_catalog.text,
 	CONSTRAINT idem_service_policies_service_check CHECK (
 		pg_catalog.octet_length(service) OPERATOR(pg_catalog.>=) 1
@@ -231,6 +232,8 @@ CREATE TABLE @extschema@.idem_service_policies (
 		max_open_time OPERATOR(pg_catalog.>=) '0'::pg_catalog.interval),
 	CONSTRAINT idem_service_policies_half_open_calls_check CHECK (
 		half_open_calls OPERATOR(pg_catalog.>=) 1),
+	CONSTRAINT idem_service_policies_half_open_time_check CHECK (
+		half_open_time OPERATOR(pg_catalog.>=) '0'::pg_catalog.interval),
 	CONSTRAINT idem_service_policies_breaker_check CHECK (
 		breaker OPERATOR(pg_catalog.=) 'forced_open'
 		OR breaker OPERATOR(pg_catalog.=) 'forced_closed')
@@ -253,13 +256,15 @@ COMMENT ON COLUMN @extschema@.idem_service_policies.slow_call_time IS
 COMMENT ON COLUMN @extschema@.idem_service_policies.window_calls IS
 	'breaker: how many of the last calls count, up to 1000; default 100';
 COMMENT ON COLUMN @extschema@.idem_service_policies.minimum_calls IS
-	'breaker: opens after fewer calls never, unless the window is smaller; default 100';
+	'breaker: with fewer calls in the window it does not open; window_calls if that is less; default 100';
 COMMENT ON COLUMN @extschema@.idem_service_policies.open_time IS
 	'breaker: how long it stays open at first, and twice as long each time that trials fail; default one minute';
 COMMENT ON COLUMN @extschema@.idem_service_policies.max_open_time IS
 	'breaker: how long it stays open at the most; default ten minutes';
 COMMENT ON COLUMN @extschema@.idem_service_policies.half_open_calls IS
 	'breaker: how many calls are let through as trials; default 10';
+COMMENT ON COLUMN @extschema@.idem_service_policies.half_open_time IS
+	'breaker: trials that take longer have failed, counted from the last; default one minute';
 COMMENT ON COLUMN @extschema@.idem_service_policies.breaker IS
 	'breaker: forced_open or forced_closed by a person; NULL: by itself';
 
@@ -635,6 +640,14 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_breaker_retry_after(pg_catalog.text) IS
 	'when to ask a breaker again that refuses; NULL if it lets calls through';
 
+CREATE FUNCTION @extschema@.idem_breaker_reset(service pg_catalog.text)
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME', 'idem_breaker_reset'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_breaker_reset(pg_catalog.text) IS
+	'close a breaker and forget what it knows';
+
 CREATE FUNCTION @extschema@.idem_hedge_after(
 	route			pg_catalog.text,
 	quantile		pg_catalog.float8 DEFAULT 0.95)
@@ -835,6 +848,7 @@ REVOKE ALL ON FUNCTION
 	@extschema@.idem_breaker_allow(pg_catalog.text),
 	@extschema@.idem_breaker_record(pg_catalog.text, pg_catalog.bool, pg_catalog.interval),
 	@extschema@.idem_breaker_retry_after(pg_catalog.text),
+	@extschema@.idem_breaker_reset(pg_catalog.text),
 	@extschema@.idem_hedge_after(pg_catalog.text, pg_catalog.float8),
 	@extschema@.idem_get_stats(),
 	@extschema@.idem_get_services(),

@@ -13,11 +13,11 @@
  *
  * Callers ask before each call, and tell of its end.  In closed, the results
  * of the last calls are kept in a ring.  In half_open, a few calls are let
- * through as trials, and their results decide; one that is not told of within
- * the time from which on a call is slow counts as slow and as failed, so that
- * a caller that died does not hold the breaker up.  A person can force a
- * breaker open or closed in table idem_service_policies; one so released is
- * closed.
+ * through as trials, and their results decide; those that are not told of
+ * within half_open_time of the last one count as failed and as slow, so that a
+ * caller that died does not hold the breaker up.  A person can force a breaker
+ * open or closed in table idem_service_policies, which takes effect when the
+ * breaker is next asked for; one that was forced is closed afterwards.
  *
  * The state is part of a service's entry in shared memory, and so is changed
  * only while that is held: all connections see a change at once, and no two
@@ -35,6 +35,7 @@
 PG_FUNCTION_INFO_V1(idem_breaker_allow);
 PG_FUNCTION_INFO_V1(idem_breaker_record);
 PG_FUNCTION_INFO_V1(idem_breaker_retry_after);
+PG_FUNCTION_INFO_V1(idem_breaker_reset);
 
 /* Results of calls, in bits of the ring */
 #define CALL_FAILED		0x01
@@ -64,6 +65,13 @@ idem_breaker_state_name(const IdemBreaker *breaker,
 			break;
 	}
 	return state_name[breaker->state];
+}
+
+/* Is there nothing that a breaker forgotten would lose? */
+bool
+idem_breaker_is_at_rest(const IdemBreaker *breaker)
+{
+	return breaker->state == IDEM_BREAKER_CLOSED;
 }
 
 /* ----------------------------------------------------------------
@@ -105,11 +113,17 @@ open_breaker(IdemBreaker *breaker, const IdemBreakerPolicy *policy, int64 now)
 	breaker->opened++;
 }
 
+/*
+ * Does one of the ratios reach its limit?  The quotient is rounded as the
+ * limit is, so 55 of 100 are 0.55; a product need not be.
+ */
 static bool
 is_too_bad(const IdemBreakerTally *tally, const IdemBreakerPolicy *policy)
 {
-	return tally->failed >= policy->failure_ratio * tally->calls ||
-		tally->slow >= policy->slow_call_ratio * tally->calls;
+	double		calls = tally->calls;
+
+	return tally->failed / calls >= policy->failure_ratio ||
+		tally->slow / calls >= policy->slow_call_ratio;
 }
 
 /* Decide a trial period whose results are in. */
@@ -174,24 +188,31 @@ trials_end(const IdemBreaker *breaker, const IdemBreakerPolicy *policy)
 {
 	int64		end;
 
-	if (pg_add_s64_overflow(breaker->last_trial, policy->slow_call_time, &end))
+	if (pg_add_s64_overflow(breaker->last_trial, policy->half_open_time, &end))
 		return PG_INT64_MAX;
 	return end;
 }
 
-/* Decide trials that have not all been told of, once their time is over. */
+/*
+ * Decide the trials, if all that there are to be have been told of, or have
+ * been let through and their time is over.
+ */
 static void
-give_up_trials(IdemBreaker *breaker, const IdemBreakerPolicy *policy,
-			   int64 now)
+settle_trials(IdemBreaker *breaker, const IdemBreakerPolicy *policy,
+			  int64 now)
 {
-	if (breaker->state == IDEM_BREAKER_HALF_OPEN &&
-		breaker->trials_allowed >= policy->half_open_calls &&
-		trials_end(breaker, policy) <= now)
+	if (breaker->state != IDEM_BREAKER_HALF_OPEN ||
+		breaker->trials_allowed < policy->half_open_calls)
+		return;
+
+	if (breaker->trials.calls < policy->half_open_calls)
 	{
+		if (trials_end(breaker, policy) > now)
+			return;
 		tally_call(&breaker->trials, CALL_FAILED | CALL_SLOW,
 				   breaker->trials_allowed - breaker->trials.calls);
-		judge_trials(breaker, policy, now);
 	}
+	judge_trials(breaker, policy, now);
 }
 
 static bool
@@ -201,7 +222,7 @@ allow(IdemBreaker *breaker, const IdemBreakerPolicy *policy, int64 now)
 	if (policy->forced != IDEM_NOT_FORCED)
 		return policy->forced == IDEM_FORCED_CLOSED;
 
-	give_up_trials(breaker, policy, now);
+	settle_trials(breaker, policy, now);
 	if (breaker->state == IDEM_BREAKER_OPEN && breaker->open_until <= now)
 		enter_state(breaker, IDEM_BREAKER_HALF_OPEN);
 
@@ -229,6 +250,7 @@ record(IdemBreaker *breaker, const IdemBreakerPolicy *policy, uint8 result,
 	if (policy->forced != IDEM_NOT_FORCED)
 		return;
 
+	settle_trials(breaker, policy, now);
 	switch (breaker->state)
 	{
 		case IDEM_BREAKER_CLOSED:
@@ -243,8 +265,7 @@ record(IdemBreaker *breaker, const IdemBreakerPolicy *policy, uint8 result,
 			if (breaker->trials.calls >= breaker->trials_allowed)
 				break;
 			tally_call(&breaker->trials, result, 1);
-			if (breaker->trials.calls >= policy->half_open_calls)
-				judge_trials(breaker, policy, now);
+			settle_trials(breaker, policy, now);
 			break;
 	}
 }
@@ -264,7 +285,7 @@ retry_after(IdemBreaker *breaker, const IdemBreakerPolicy *policy, int64 now)
 			break;
 	}
 
-	give_up_trials(breaker, policy, now);
+	settle_trials(breaker, policy, now);
 	switch (breaker->state)
 	{
 		case IDEM_BREAKER_OPEN:
@@ -373,4 +394,23 @@ idem_breaker_retry_after(PG_FUNCTION_ARGS)
 	if (wait == 0)
 		PG_RETURN_NULL();
 	PG_RETURN_DATUM(idem_usecs_to_interval(wait));
+}
+
+/*
+ * idem_breaker_reset(service) returns void
+ */
+Datum
+idem_breaker_reset(PG_FUNCTION_ARGS)
+{
+	text	   *name = idem_arg_name(fcinfo, 0, "service");
+	IdemService *service;
+
+	idem_require_shmem();
+	service = idem_service_find(IDEM_SERVICE, name, idem_monotonic_usecs());
+	if (service != NULL)
+	{
+		close_breaker(&service->breaker);
+		idem_service_release(service);
+	}
+	PG_RETURN_VOID();
 }

@@ -3,11 +3,11 @@
  * budget.c
  *	  Retry budgets: how many retries a service has to bear.
  *
- * In a window of ten seconds there may be
+ * A retry is allowed while, in a window of the last ten seconds,
  *
  *		retries <= ratio * requests + minimum per second * 10
  *
- * where retries are no requests, so that in a storm, when every request fails
+ * holds with it.  Retries are no requests, so that in a storm, when every request fails
  * and every client retries, the load grows by the ratio and not by the number
  * of retries that clients make.  The window is cut into slots; the slot that
  * began least recently leaves it as a whole, so the window is never shorter
@@ -21,6 +21,8 @@
  *-------------------------------------------------------------------------
  */
 #include "pg_idem.h"
+
+#include <math.h>
 
 #include "common/pg_prng.h"
 
@@ -75,14 +77,15 @@ idem_budget_count_retry(IdemBudget *budget, int64 now)
 static bool
 spend(IdemBudget *budget, const IdemBudgetPolicy *policy, int64 now)
 {
-	double		allowed;
+	double		over_minimum;
 
 	idem_budget_advance(budget, now);
-	allowed = policy->ratio * budget->requests +
-		policy->min_per_second * WINDOW_SECS;
+	over_minimum = budget->retries + 1 - policy->min_per_second * WINDOW_SECS;
 
-	/* that an infinite ratio of nothing is no number must not refuse it */
-	if (budget->retries + 1 > allowed)
+	/* a quotient is rounded as the ratio is; a product need not be */
+	if (over_minimum > 0 &&
+		(budget->requests == 0 ? !isinf(policy->ratio) :
+		 over_minimum / budget->requests > policy->ratio))
 		return false;
 	idem_budget_count_retry(budget, now);
 	return true;

@@ -255,7 +255,7 @@ load_catalog(void)
 		!OidIsValid(found.state_type))
 		return false;
 	find_tables(&found);
-	if (!OidIsValid(found.routes) || !OidIsValid(found.service_policies))
+	if (!OidIsValid(found.routes))
 		return false;
 
 	if (!check_columns(found.key_type, key_column_type, Natts_key,
@@ -287,7 +287,8 @@ load_catalog(void)
 	catalog = found;
 
 	/* that something is missing is never remembered */
-	catalog_valid = OidIsValid(found.default_store);
+	catalog_valid = OidIsValid(found.default_store) &&
+		OidIsValid(found.service_policies);
 	return true;
 }
 

@@ -21,7 +21,8 @@
  * writer may yet roll back.  Only its request hash is used, and that only to
  * tell a mismatch.
  *
- * No lock is taken here but through store.c, which tells the protocol.
+ * No lock is taken here but through store.c, which tells the protocol, and
+ * those of shared memory while something is counted (shmem.c).
  *
  * Copyright (c) 2026, pg_idem contributors
  *

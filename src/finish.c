@@ -10,7 +10,8 @@
  * fence.  A worker that lost its claim finds another attempt, or a finished
  * key, and its whole transaction fails.
  *
- * No lock is taken here but through store.c, which tells the protocol.
+ * No lock is taken here but through store.c, which tells the protocol, and
+ * those of shared memory while something is counted (shmem.c).
  *
  * Copyright (c) 2026, pg_idem contributors
  *

@@ -248,7 +248,7 @@ extern Oid	idem_store_primary_key(Relation rel);
 
 /* ---------------- policy_cache.c: tables of policies ---------------- */
 
-#define IDEM_MAX_POLICY_COLUMNS	12
+#define IDEM_MAX_POLICY_COLUMNS	13
 
 /* A row of such a table, which its owner's struct begins with */
 typedef struct IdemPolicyRow
@@ -257,10 +257,11 @@ typedef struct IdemPolicyRow
 	bool		has[IDEM_MAX_POLICY_COLUMNS + 1];	/* not null?  by number */
 } IdemPolicyRow;
 
-/* A table's rows; the first three members are its owner's to set */
+/* A table's rows; the first four members are its owner's to set */
 typedef struct IdemPolicyCache
 {
-	int			natts;			/* of the table */
+	int			natts;			/* columns that are known ... */
+	const Oid  *types;			/* ... and their types */
 	Size		rowsize;
 	void		(*load) (IdemPolicyRow *row, TupleTableSlot *slot);
 
@@ -333,6 +334,7 @@ typedef struct IdemBreakerPolicy
 	int64		open_time;
 	int64		max_open_time;
 	int32		half_open_calls;
+	int64		half_open_time;
 	IdemForced	forced;
 } IdemBreakerPolicy;
 
@@ -500,6 +502,7 @@ typedef struct IdemBreaker
 	int64		last_trial;		/* when the last one was let through */
 } IdemBreaker;
 
+extern bool idem_breaker_is_at_rest(const IdemBreaker *breaker);
 extern const char *idem_breaker_state_name(const IdemBreaker *breaker,
 										   const IdemBreakerPolicy *policy);
 

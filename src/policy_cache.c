@@ -17,8 +17,9 @@
  */
 #include "pg_idem.h"
 
-#include "access/table.h"
+#include "access/relation.h"
 #include "access/tableam.h"
+#include "catalog/pg_class.h"
 #include "commands/trigger.h"
 #include "utils/builtins.h"
 #include "utils/hsearch.h"
@@ -106,12 +107,41 @@ load_row(IdemPolicyCache *cache, HTAB *table, TupleTableSlot *slot)
 
 	slot_getallattrs(slot);
 
-	/* the first column is the primary key; a CHECK limits its length */
-	strlcpy(name, idem_policy_text(slot, 1), sizeof(name));
+	/* the primary key, which has no longer values than can be looked for */
+	if (slot->tts_isnull[0])
+		return;
+	text_to_cstring_buffer(DatumGetTextPP(slot->tts_values[0]), name,
+						   sizeof(name));
 	row = hash_search(table, name, HASH_ENTER, NULL);
 	for (int i = 1; i <= cache->natts; i++)
 		row->has[i] = !slot->tts_isnull[i - 1];
 	cache->load(row, slot);
+}
+
+/*
+ * Refuse to work with a table that is not what this library knows: that of
+ * another version, or one that its owner has changed.  Further columns do no
+ * harm.
+ */
+static void
+check_table(const IdemPolicyCache *cache, Relation rel)
+{
+	TupleDesc	desc = RelationGetDescr(rel);
+	bool		same = rel->rd_rel->relkind == RELKIND_RELATION &&
+		desc->natts >= cache->natts;
+
+	for (int i = 0; same && i < cache->natts; i++)
+	{
+		Form_pg_attribute att = TupleDescAttr(desc, i);
+
+		same = !att->attisdropped && att->atttypid == cache->types[i];
+	}
+	if (!same)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("table \"%s\" is not the one that this version of the pg_idem library works with",
+						RelationGetRelationName(rel)),
+				 errhint("Restore the columns that it was created with; after an upgrade, run ALTER EXTENSION pg_idem UPDATE.")));
 }
 
 /*
@@ -150,17 +180,12 @@ load(IdemPolicyCache *cache, Oid relid)
 						HASH_ELEM | HASH_STRINGS | HASH_CONTEXT);
 
 	cache->relid = relid;
-	rel = try_table_open(relid, AccessShareLock);
+	rel = OidIsValid(relid) ? try_relation_open(relid, AccessShareLock) : NULL;
 	if (rel == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_TABLE),
 				 errmsg("a table of policies of pg_idem does not exist")));
-	if (RelationGetDescr(rel)->natts != cache->natts)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("table \"%s\" is not the one that this version of the pg_idem library works with",
-						RelationGetRelationName(rel)),
-				 errhint("Run ALTER EXTENSION pg_idem UPDATE, or install the library of the extension's version.")));
+	check_table(cache, rel);
 
 	/* an invalidation that arrives from here on makes us read again */
 	invalidations = cache->invalidations;
@@ -173,7 +198,7 @@ load(IdemPolicyCache *cache, Oid relid)
 	table_endscan(scan);
 	ExecDropSingleTupleTableSlot(slot);
 	UnregisterSnapshot(snapshot);
-	table_close(rel, AccessShareLock);
+	relation_close(rel, AccessShareLock);
 
 	MemoryContextSetParent(context, TopMemoryContext);
 	if (cache->context != NULL)

@@ -340,6 +340,26 @@ full_year(int two_digits, int this_year)
 }
 
 /*
+ * Does s look as the shape does?  There, "a" is any letter, "0" any digit and
+ * "_" a digit or a blank.
+ */
+static bool
+has_shape(const char *s, const char *shape)
+{
+	for (; *shape != '\0'; s++, shape++)
+	{
+		unsigned char c = (unsigned char) *s;
+
+		if (*shape == 'a' ? !isalpha(c) :
+			*shape == '0' ? !isdigit(c) :
+			*shape == '_' ? !isdigit(c) && c != ' ' :
+			c != (unsigned char) *shape)
+			return false;
+	}
+	return *s == '\0';
+}
+
+/*
  * Read an HTTP date, in any of the three forms that RFC 9110 has.  The name
  * of the day is not compared with the date.
  */
@@ -351,7 +371,8 @@ parse_http_date(const char *s, TimestampTz now, TimestampTz *result)
 	int			utc = 0;
 	int			this_year;
 	char		month[4];
-	int			end = 0;
+	size_t		day_name = strspn(s, "abcdefghijklmnopqrstuvwxyz"
+								  "ABCDEFGHIJKLMNOPQRSTUVWXYZ");
 
 	if (timestamp2tm(now, &utc, &tm, &fsec, NULL, NULL) != 0)
 		return false;
@@ -360,27 +381,31 @@ parse_http_date(const char *s, TimestampTz now, TimestampTz *result)
 	memset(&tm, 0, sizeof(tm));
 
 	/* Sun, 06 Nov 1994 08:49:37 GMT */
-	if (sscanf(s, "%*3[A-Za-z], %2d %3[A-Za-z] %4d %2d:%2d:%2d GMT%n",
-			   &tm.tm_mday, month, &tm.tm_year, &tm.tm_hour, &tm.tm_min,
-			   &tm.tm_sec, &end) == 6 && end > 0)
-		;
+	if (has_shape(s, "aaa, 00 aaa 0000 00:00:00 GMT"))
+		(void) sscanf(s + day_name, ", %2d %3s %4d %2d:%2d:%2d",
+					  &tm.tm_mday, month, &tm.tm_year, &tm.tm_hour,
+					  &tm.tm_min, &tm.tm_sec);
 
 	/* Sunday, 06-Nov-94 08:49:37 GMT */
-	else if (sscanf(s, "%*9[A-Za-z], %2d-%3[A-Za-z]-%2d %2d:%2d:%2d GMT%n",
-					&tm.tm_mday, month, &tm.tm_year, &tm.tm_hour, &tm.tm_min,
-					&tm.tm_sec, &end) == 6 && end > 0)
+	else if (day_name > 0 &&
+			 has_shape(s + day_name, ", 00-aaa-00 00:00:00 GMT"))
+	{
+		(void) sscanf(s + day_name, ", %2d-%3s-%2d %2d:%2d:%2d",
+					  &tm.tm_mday, month, &tm.tm_year, &tm.tm_hour,
+					  &tm.tm_min, &tm.tm_sec);
 		tm.tm_year = full_year(tm.tm_year, this_year);
+	}
 
 	/* Sun Nov  6 08:49:37 1994 */
-	else if (sscanf(s, "%*3[A-Za-z] %3[A-Za-z] %2d %2d:%2d:%2d %4d%n",
-					month, &tm.tm_mday, &tm.tm_hour, &tm.tm_min, &tm.tm_sec,
-					&tm.tm_year, &end) == 6 && end > 0)
-		;
+	else if (has_shape(s, "aaa aaa _0 00:00:00 0000"))
+		(void) sscanf(s + day_name, " %3s %2d %2d:%2d:%2d %4d",
+					  month, &tm.tm_mday, &tm.tm_hour, &tm.tm_min,
+					  &tm.tm_sec, &tm.tm_year);
 	else
 		return false;
 
 	tm.tm_mon = month_number(month);
-	if (s[end] != '\0' || tm.tm_mon == 0 || tm.tm_year < 1 ||
+	if (tm.tm_mon == 0 || tm.tm_year < 1 ||
 		tm.tm_mday < 1 ||
 		tm.tm_mday > day_tab[isleap(tm.tm_year)][tm.tm_mon - 1] ||
 		tm.tm_hour < 0 || tm.tm_hour > 23 ||

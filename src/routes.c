@@ -9,6 +9,7 @@
  */
 #include "pg_idem.h"
 
+#include "catalog/pg_type.h"
 #include "utils/builtins.h"
 #include "utils/hsearch.h"
 
@@ -24,6 +25,11 @@
 #define Anum_routes_retry_ratio		9
 #define Anum_routes_retry_min		10
 #define Natts_routes				10
+
+static const Oid column_type[Natts_routes] = {
+	TEXTOID, INTERVALOID, INTERVALOID, INTERVALOID, INT4OID, TEXTOID, TEXTOID,
+	INTERVALOID, FLOAT8OID, FLOAT8OID
+};
 
 /* A row of idem_routes; what is NULL there is not set here */
 typedef struct RouteRow
@@ -45,7 +51,7 @@ load_route(IdemPolicyRow *row, TupleTableSlot *slot)
 												Anum_routes_response_ttl);
 	policy->max_attempts = idem_policy_int(slot, Anum_routes_max_attempts);
 
-	/* a CHECK constraint lets in no other words */
+	/* another word, which a CHECK constraint keeps out, is the default */
 	policy->on_lost_lease =
 		strcmp(idem_policy_text(slot, Anum_routes_on_lost_lease), "hold") == 0 ?
 		IDEM_LOST_HOLD : IDEM_LOST_RESUME;
@@ -59,6 +65,7 @@ load_route(IdemPolicyRow *row, TupleTableSlot *slot)
 
 static IdemPolicyCache routes = {
 	.natts = Natts_routes,
+	.types = column_type,
 	.rowsize = sizeof(RouteRow),
 	.load = load_route
 };

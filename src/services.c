@@ -9,6 +9,8 @@
  */
 #include "pg_idem.h"
 
+#include "catalog/pg_type.h"
+
 /* Columns of idem_service_policies */
 #define Anum_services_service			1
 #define Anum_services_retry_ratio		2
@@ -21,8 +23,14 @@
 #define Anum_services_open_time			9
 #define Anum_services_max_open_time		10
 #define Anum_services_half_open_calls	11
-#define Anum_services_breaker			12
-#define Natts_services					12
+#define Anum_services_half_open_time	12
+#define Anum_services_breaker			13
+#define Natts_services					13
+
+static const Oid column_type[Natts_services] = {
+	TEXTOID, FLOAT8OID, FLOAT8OID, FLOAT8OID, FLOAT8OID, INTERVALOID, INT4OID,
+	INT4OID, INTERVALOID, INTERVALOID, INT4OID, INTERVALOID, TEXTOID
+};
 
 /* A row of idem_service_policies; what is NULL there is not set here */
 typedef struct ServiceRow
@@ -72,8 +80,10 @@ load_service(IdemPolicyRow *row, TupleTableSlot *slot)
 		usecs_column(slot, Anum_services_max_open_time, "max_open_time");
 	breaker->half_open_calls =
 		idem_policy_int(slot, Anum_services_half_open_calls);
+	breaker->half_open_time =
+		usecs_column(slot, Anum_services_half_open_time, "half_open_time");
 
-	/* a CHECK constraint lets in no other words */
+	/* another word, which a CHECK constraint keeps out, is none */
 	breaker->forced = strcmp(forced, "forced_open") == 0 ? IDEM_FORCED_OPEN :
 		strcmp(forced, "forced_closed") == 0 ? IDEM_FORCED_CLOSED :
 		IDEM_NOT_FORCED;
@@ -81,6 +91,7 @@ load_service(IdemPolicyRow *row, TupleTableSlot *slot)
 
 static IdemPolicyCache services = {
 	.natts = Natts_services,
+	.types = column_type,
 	.rowsize = sizeof(ServiceRow),
 	.load = load_service
 };
@@ -99,6 +110,7 @@ default_policy(IdemServicePolicy *policy)
 	policy->breaker.open_time = 60 * USECS_PER_SEC;
 	policy->breaker.max_open_time = 600 * USECS_PER_SEC;
 	policy->breaker.half_open_calls = 10;
+	policy->breaker.half_open_time = 60 * USECS_PER_SEC;
 	policy->breaker.forced = IDEM_NOT_FORCED;
 }
 
@@ -130,6 +142,8 @@ apply_service(IdemServicePolicy *policy, const ServiceRow *service)
 		to->max_open_time = from->max_open_time;
 	if (has[Anum_services_half_open_calls])
 		to->half_open_calls = from->half_open_calls;
+	if (has[Anum_services_half_open_time])
+		to->half_open_time = from->half_open_time;
 	to->forced = from->forced;
 }
 

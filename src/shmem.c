@@ -18,8 +18,8 @@
  *
  * An entry's "mutex" (a spinlock) guards everything in it but its key and
  * "live", which change only under the LWLock.  It is taken with that lock
- * held, for a few dozen instructions: nothing is allocated, looked up or
- * thrown under it, and no second one is taken.
+ * held, for as long as an entry takes to be changed or copied: nothing is
+ * allocated, looked up or thrown under it, and no second one is taken.
  *
  * So the order is LWLock, then one spinlock, and nothing else is ever waited
  * for.  What is counted is counted at once, whatever becomes of the caller's
@@ -168,8 +168,10 @@ set_key(IdemServiceKey *key, IdemServiceKind kind, const text *name)
 /*
  * Take out the entries that have not been used for the longest time, at least
  * one, though all may have been used since "now", when the caller began to
- * wait for the lock.  Needs the lock in exclusive mode, so no entry's mutex is
- * held.
+ * wait for the lock.  Those with a breaker that is not at rest are spared as
+ * long as there are others: callers leave such a service alone, and would find
+ * the breaker closed.  Needs the lock in exclusive mode, so no entry's mutex
+ * is held.
  */
 static void
 evict(int64 now)
@@ -177,25 +179,38 @@ evict(int64 now)
 	HASH_SEQ_STATUS seq;
 	IdemService *service;
 	int64		oldest = PG_INT64_MAX;
+	int64		oldest_at_rest = PG_INT64_MAX;
 	int64		limit;
+	bool		spare;
 
 	hash_seq_init(&seq, services);
 	while ((service = hash_seq_search(&seq)) != NULL)
+	{
 		oldest = Min(oldest, service->last_used);
+		if (idem_breaker_is_at_rest(&service->breaker))
+			oldest_at_rest = Min(oldest_at_rest, service->last_used);
+	}
+	spare = (oldest_at_rest != PG_INT64_MAX);
+	if (spare)
+		oldest = oldest_at_rest;
 
 	limit = oldest + Max(now - oldest, 0) / EVICTED_PART;
 	hash_seq_init(&seq, services);
 	while ((service = hash_seq_search(&seq)) != NULL)
 	{
-		if (service->last_used > limit)
+		if (service->last_used > limit ||
+			(spare && !idem_breaker_is_at_rest(&service->breaker)))
 			continue;
 		service->live = false;
 		hash_search(services, &service->key, HASH_REMOVE, NULL);
 	}
 }
 
-/* Add an entry.  Takes the lock in exclusive mode and lets go of it. */
-static void
+/*
+ * Add an entry, unless another backend has by now.  Returns it with its mutex
+ * held, and the lock in exclusive mode.
+ */
+static IdemService *
 add_service(IdemServiceKind kind, const text *name, int64 now)
 {
 	IdemServiceKey key;
@@ -218,7 +233,8 @@ add_service(IdemServiceKind kind, const text *name, int64 now)
 		service->since = since;
 		service->last_used = now;
 	}
-	LWLockRelease(shared->lock);
+	SpinLockAcquire(&service->mutex);
+	return service;
 }
 
 /* Is this the entry of a route or service?  Needs the lock. */
@@ -276,12 +292,10 @@ idem_service_find(IdemServiceKind kind, const text *name, int64 now)
 IdemService *
 idem_service_acquire(IdemServiceKind kind, const text *name, int64 now)
 {
-	IdemService *service = NULL;
+	IdemService *service = idem_service_find(kind, name, now);
 
-	/* what was added may be taken out again before we get at it */
-	while (services != NULL &&
-		   (service = idem_service_find(kind, name, now)) == NULL)
-		add_service(kind, name, now);
+	if (service == NULL && services != NULL)
+		service = add_service(kind, name, now);
 	return service;
 }
 

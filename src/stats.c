@@ -25,6 +25,7 @@
 #include <math.h>
 
 #include "funcapi.h"
+#include "miscadmin.h"
 #include "port/pg_bitutils.h"
 #include "utils/builtins.h"
 
@@ -237,6 +238,7 @@ idem_get_stats(PG_FUNCTION_ARGS)
 	{
 		IdemService *route = lfirst(lc);
 
+		CHECK_FOR_INTERRUPTS();
 		put(&row, CStringGetTextDatum(route->key.name));
 		for (int i = 0; i <= IDEM_COUNT_STALE; i++)
 			put_count(&row, route->counters[i]);
@@ -272,6 +274,7 @@ idem_get_services(PG_FUNCTION_ARGS)
 		text	   *name = cstring_to_text(service->key.name);
 		IdemServicePolicy policy;
 
+		CHECK_FOR_INTERRUPTS();
 		idem_policy_of_service(name, &policy);
 		put(&row, PointerGetDatum(name));
 		put(&row, CStringGetTextDatum(idem_breaker_state_name(breaker,

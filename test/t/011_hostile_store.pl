@@ -97,6 +97,51 @@ is($mallory->error("SELECT idem_finish('stale', NULL, attempt => 2, store => 'ev
 is($node->safe_psql('postgres',
 		"SELECT length(route), completed, resumed, stale FROM idem_stats WHERE route LIKE repeat('é', 100) || '%'"),
 	'127|1|1|1', 'they are counted under what there is room for');
+
+# Tables of policies whose owner has changed them: refused, whatever is read
+# of them, and at once good again
+foreach my $change (
+	[ 'idem_service_policies', 'DROP CONSTRAINT idem_service_policies_breaker_check, ALTER breaker TYPE int USING 1' ],
+	[ 'idem_service_policies', 'DROP CONSTRAINT idem_service_policies_open_time_check, ALTER open_time TYPE int8 USING 5' ],
+	[ 'idem_service_policies', 'DROP COLUMN open_time' ],
+	[ 'idem_service_policies', 'RENAME TO idem_nothing' ],
+	[ 'idem_routes', 'DROP CONSTRAINT idem_routes_keep_check, ALTER keep TYPE int USING 1' ],
+	[ 'idem_routes', 'DROP COLUMN response_ttl' ])
+{
+	my ($table, $action) = @$change;
+	my $call = $table eq 'idem_routes' ? "idem_begin('k', 'r', NULL)" : "idem_breaker_allow('s')";
+
+	is( sqlstate_of($node, 'postgres', <<EOS), $action =~ /RENAME/ ? '42P01' : '55000', "$table: $action");
+INSERT INTO idem_service_policies (service, open_time) VALUES ('a', '1 h');
+INSERT INTO idem_routes (route, keep) VALUES ('a', 'all');
+SELECT $call;
+BEGIN;
+ALTER TABLE $table $action;
+SELECT $call;
+EOS
+	is( sqlstate_of($node, 'postgres', <<EOS), '00000', 'and good again');
+SELECT $call;
+DELETE FROM idem_service_policies;
+DELETE FROM idem_routes;
+EOS
+}
+# Further columns do no harm, nor do they once they have gone.
+is( $node->safe_psql('postgres', <<'EOS'), "started\nt\nstarted\nt", 'further columns');
+ALTER TABLE idem_routes ADD note text;
+ALTER TABLE idem_service_policies ADD note text;
+SELECT outcome FROM idem_begin('note1', 'r', NULL);
+SELECT idem_breaker_allow('s');
+ALTER TABLE idem_routes DROP note;
+ALTER TABLE idem_service_policies DROP note;
+SELECT outcome FROM idem_begin('note2', 'r', NULL);
+SELECT idem_breaker_allow('s');
+EOS
+# A claim needs no policies of services.
+is( $node->safe_psql('postgres', <<'EOS'), 'started', 'without policies of services');
+ALTER TABLE idem_service_policies RENAME TO idem_nothing;
+SELECT outcome FROM idem_begin('note3', 'r', NULL);
+ALTER TABLE idem_nothing RENAME TO idem_service_policies;
+EOS
 $mallory->quit;
 
 $node->stop('fast');

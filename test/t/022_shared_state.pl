@@ -195,7 +195,7 @@ foreach my $n (1, 10, 1000)
 	my $service = "half$n";
 
 	policy($service, minimum_calls => 1, open_time => '0', half_open_calls => $n,
-		slow_call_time => '1 hour');
+		half_open_time => '1 hour');
 	is(record($one, $service, 'false'), 'open', "$n trials: open");
 	hammer($node, "$n trials: 64 clients", <<"EOS", @clients);
 INSERT INTO answers
@@ -212,7 +212,7 @@ EOS
 
 	# what becomes of them
 	policy($service, minimum_calls => 1, open_time => '1 hour', half_open_calls => $n,
-		slow_call_time => '1 hour', failure_ratio => 0.5);
+		half_open_time => '1 hour', failure_ratio => 0.5);
 	my $states = $one->query(qq(
 SELECT string_agg(DISTINCT s, ',' ORDER BY s)
 FROM (SELECT idem_breaker_record('$service', true) AS s
@@ -222,7 +222,7 @@ FROM (SELECT idem_breaker_record('$service', true) AS s
 }
 
 # No more results are taken than trials were given
-policy('extra', minimum_calls => 1, open_time => '0', half_open_calls => 2, slow_call_time => '1 hour');
+policy('extra', minimum_calls => 1, open_time => '0', half_open_calls => 2, half_open_time => '1 hour');
 record($one, 'extra', 'false');
 allow($one, 'extra');
 is(join(' ', map { record($two, 'extra', 'true') } 1 .. 5),
@@ -236,7 +236,7 @@ foreach my $rounds (0 .. 4)
 {
 	my $service = "double$rounds";
 	my %short = (minimum_calls => 1, open_time => '0', half_open_calls => 1,
-		slow_call_time => '1 hour');
+		half_open_time => '1 hour');
 
 	policy($service, %short);
 	if ($rounds > 0)
@@ -260,7 +260,7 @@ FROM idem_breaker_retry_after('$service') r)),
 }
 
 # A success in between starts from the beginning
-policy('again', minimum_calls => 1, open_time => '0', half_open_calls => 1, slow_call_time => '1 hour');
+policy('again', minimum_calls => 1, open_time => '0', half_open_calls => 1, half_open_time => '1 hour');
 record($one, 'again', 'false');
 foreach my $how (qw(false false true))
 {
@@ -281,20 +281,20 @@ record($one, 'eternal', 'false');
 is(service('eternal', "breaker, open_until, idem_breaker_retry_after('eternal') > '200000 years'"),
 	'open|infinity|t', 'open for ever');
 policy('eternal2', minimum_calls => 1, open_time => '0', half_open_calls => 1,
-	slow_call_time => '100000000 years');
+	half_open_time => '100000000 years', slow_call_time => '100000000 years');
 record($one, 'eternal2', 'false');
 is(allow($one, 'eternal2') . allow($one, 'eternal2') . record($two, 'eternal2', "true, '100 years'"),
 	'tfclosed', 'a call that may take for ever');
 
 #
-# Trials that nobody tells of are given up after slow_call_time.
+# Trials that nobody tells of are given up after half_open_time.
 #
-my %lost = (minimum_calls => 1, half_open_calls => 3, slow_call_time => '1 hour');
+my %lost = (minimum_calls => 1, half_open_calls => 3, half_open_time => '1 hour');
 policy('lost', %lost, open_time => '0');
 record($one, 'lost', 'false');
 is(join('', map { allow($one, 'lost') } 1 .. 4), 'tttf', 'three trials are under way');
 record($one, 'lost', 'true');
-policy('lost', %lost, open_time => '1 hour', slow_call_time => '0');
+policy('lost', %lost, open_time => '1 hour', half_open_time => '0');
 is( $two->query("SELECT idem_breaker_retry_after('lost') > '30 minutes'"),
 	't', 'two of them were given up: come back later');
 is(allow($two, 'lost') . service('lost', 'breaker || opened'), 'fopen2', 'and the breaker is open');
@@ -302,13 +302,13 @@ policy('lost2', %lost, open_time => '0');
 record($one, 'lost2', 'false');
 allow($one, 'lost2') foreach 1 .. 3;
 record($one, 'lost2', 'true') foreach 1 .. 2;
-policy('lost2', %lost, open_time => '1 hour', slow_call_time => '0');
+policy('lost2', %lost, open_time => '1 hour', half_open_time => '0');
 is(allow($two, 'lost2') . service('lost2', 'breaker'), 'tclosed', 'one of three given up is not too bad');
 # ... where failures count for nothing, a trial without an answer was slow
 policy('lost3', %lost, open_time => '0', failure_ratio => 2);
 is(record($one, 'lost3', "false, '1 day'"), 'open', 'slow calls alone open it');
 allow($one, 'lost3') foreach 1 .. 3;
-policy('lost3', %lost, open_time => '1 hour', slow_call_time => '0', failure_ratio => 2);
+policy('lost3', %lost, open_time => '1 hour', half_open_time => '0', failure_ratio => 2);
 is(allow($two, 'lost3') . service('lost3', 'breaker'), 'fopen', 'trials that hang are slow');
 
 #
@@ -436,6 +436,15 @@ SELECT (SELECT count(*) FROM idem_services) + count(*) <= current_setting('pg_id
 TRUNCATE idempotency_keys;)),
 		"2000\nt|t",
 		"room for $max: routes take the same");
+
+	# Callers that respect an open breaker do not ask for it.  With room for
+	# one, it has to go all the same.
+	$node->safe_psql('postgres', q(
+UPDATE idem_service_policies SET service = 'left alone';
+SELECT idem_breaker_record('left alone', false);
+SELECT count(idem_budget('flood ' || i, false)) FROM generate_series(1, 3000) i;));
+	is( $node->safe_psql('postgres', "SELECT idem_breaker_allow('left alone')"),
+		$max > 1 ? 'f' : 't', "room for $max: an open breaker that nobody asks for");
 }
 
 $node->stop;
