@@ -111,7 +111,7 @@ foreach my $change (
 	my ($table, $action) = @$change;
 	my $call = $table eq 'idem_routes' ? "idem_begin('k', 'r', NULL)" : "idem_breaker_allow('s')";
 
-	is( sqlstate_of($node, 'postgres', <<EOS), $action =~ /RENAME/ ? '42P01' : '55000', "$table: $action");
+	sqlstate_is($node, 'postgres', undef, <<EOS, $action =~ /RENAME/ ? '42P01' : '55000', "$table: $action");
 INSERT INTO idem_service_policies (service, open_time) VALUES ('a', '1 h');
 INSERT INTO idem_routes (route, keep) VALUES ('a', 'all');
 SELECT $call;
@@ -119,7 +119,7 @@ BEGIN;
 ALTER TABLE $table $action;
 SELECT $call;
 EOS
-	is( sqlstate_of($node, 'postgres', <<EOS), '00000', 'and good again');
+	sqlstate_is($node, 'postgres', undef, <<EOS, '00000', 'and good again');
 SELECT $call;
 DELETE FROM idem_service_policies;
 DELETE FROM idem_routes;
