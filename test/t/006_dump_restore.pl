@@ -60,7 +60,7 @@ INSERT INTO public.charges VALUES ('zero', 'acme', 'r');
 INSERT INTO idem_routes VALUES ('limited', '1 mon 1 day', '1 h', '0', 3, 'hold',
 	'success', '1 day', 0.1, 'Infinity');
 INSERT INTO idem_service_policies VALUES ('forced', 0.1, 1e-300, 0.3, 1e300,
-	'1.000001 s', 1000, 7, '1 min', '1 mon', 3, 'forced_open');
+	'1.000001 s', 1000, 7, '1 min', '1 mon', 3, '3 s', 'forced_open');
 INSERT INTO idem_service_policies VALUES ('nulls'), (@ODD@);
 GRANT SELECT ON idem_service_policies TO app;
 );
