@@ -12,16 +12,19 @@ OBJS = \
 	src/call.o \
 	src/catalog.o \
 	src/claim.o \
+	src/etag.o \
 	src/expire.o \
 	src/finish.o \
 	src/hash.o \
 	src/http.o \
+	src/key.o \
 	src/launcher.o \
 	src/lease.o \
 	src/pg_idem.o \
 	src/policy.o \
 	src/policy_cache.o \
 	src/retry.o \
+	src/problem.o \
 	src/routes.o \
 	src/services.o \
 	src/shmem.o \
@@ -34,12 +37,13 @@ DATA = $(wildcard sql/pg_idem--*.sql)
 PGFILEDESC = "pg_idem - idempotency keys inside the caller's transaction"
 
 REGRESS = setup begin finish input utf8 infinite hash store expire routes \
-	lease call retry budget breaker stats
+	lease call retry budget breaker stats http natural
 ENCODING = UTF8
 NO_LOCALE = 1
 REGRESS_OPTS = --temp-instance=./tmp_check --temp-config=test/pg_idem.conf
 ISOLATION = two-begins finish takeover reclaim wait levels serializable \
-	foreign-key clock one-statement new-index routes resume
+	foreign-key clock one-statement new-index routes resume \
+	if-match version-guard
 ISOLATION_OPTS = --temp-instance=./tmp_check_iso \
 	--temp-config=test/pg_idem.conf --inputdir=test/isolation
 TAP_TESTS = 1

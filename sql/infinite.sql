@@ -33,6 +33,9 @@ SET statement_timeout = '30ms';
 SELECT outcome FROM idem_begin('prepared', 'r', NULL, wait => 'infinity');
 RESET statement_timeout;
 ROLLBACK PREPARED 'regress_idem_infinite';
+-- no Retry-After can tell an infinite time
+SELECT idem_problem(ROW(false, 'in_progress', 409, NULL, NULL, NULL, NULL, NULL, NULL, i, NULL)) ? 'retry_after' AS told
+FROM unnest(ARRAY['1s', 'infinity', '-infinity']::interval[]) i;
 -- the other way round is not positive
 \set VERBOSITY sqlstate
 SELECT idem_begin('k', 'r', NULL, ttl => '-infinity');

@@ -798,6 +798,44 @@ COMMENT ON FUNCTION @extschema@.idem_stats_reset() IS
 	'set what was counted in this database to zero; budgets and breakers stay as they are';
 
 --
+-- HTTP
+--
+
+CREATE FUNCTION @extschema@.idem_key(header pg_catalog.text)
+RETURNS pg_catalog.text
+AS 'MODULE_PATHNAME', 'idem_key'
+LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_key(pg_catalog.text) IS
+	'the key in an Idempotency-Key header, in quotes or bare';
+
+CREATE FUNCTION @extschema@.idem_problem(claim @extschema@.idem_claim)
+RETURNS pg_catalog.jsonb
+AS 'MODULE_PATHNAME', 'idem_problem'
+LANGUAGE C IMMUTABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_problem(@extschema@.idem_claim) IS
+	'problem details to answer with; NULL for a claim that has a result or is to make one';
+
+CREATE FUNCTION @extschema@.idem_etag(value pg_catalog.anyelement)
+RETURNS pg_catalog.text
+AS 'MODULE_PATHNAME', 'idem_etag'
+LANGUAGE C STABLE STRICT PARALLEL SAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_etag(pg_catalog.anyelement) IS
+	'strong entity tag of a row or another value';
+
+CREATE FUNCTION @extschema@.idem_if_match(
+	header			pg_catalog.text,
+	etag			pg_catalog.text)
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME', 'idem_if_match'
+LANGUAGE C IMMUTABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_if_match(pg_catalog.text, pg_catalog.text) IS
+	'does an If-Match header let the request go on, given the present entity tag?';
+
+--
 -- Administration
 --
 
@@ -835,8 +873,8 @@ COMMENT ON FUNCTION @extschema@.idem_revoke(pg_catalog.regrole) IS
 
 --
 -- Nothing is granted to PUBLIC but the pure helpers: idem_hash, idem_backoff,
--- idem_retryable, idem_retry.  Whoever may read the server's statistics may
--- read these.
+-- idem_retryable, idem_retry, idem_key, idem_problem, idem_etag,
+-- idem_if_match.  Whoever may read the server's statistics may read these.
 --
 
 REVOKE ALL ON FUNCTION

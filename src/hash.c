@@ -18,7 +18,6 @@
  */
 #include "pg_idem.h"
 
-#include "common/cryptohash.h"
 #include "common/sha2.h"
 #include "port/pg_bswap.h"
 #include "utils/builtins.h"
@@ -34,8 +33,8 @@ PG_FUNCTION_INFO_V1(idem_child_key);
  * The digest in progress.  A cryptohash context may hold resources of
  * OpenSSL; the server's resource owner frees them if an error is thrown.
  */
-static pg_cryptohash_ctx *
-digest_begin(void)
+pg_cryptohash_ctx *
+idem_digest_begin(void)
 {
 	pg_cryptohash_ctx *ctx = pg_cryptohash_create(PG_SHA256);
 
@@ -47,8 +46,8 @@ digest_begin(void)
 	return ctx;
 }
 
-static void
-digest_add(pg_cryptohash_ctx *ctx, const void *data, size_t len)
+void
+idem_digest_add(pg_cryptohash_ctx *ctx, const void *data, size_t len)
 {
 	if (pg_cryptohash_update(ctx, data, len) < 0)
 		ereport(ERROR,
@@ -57,8 +56,8 @@ digest_add(pg_cryptohash_ctx *ctx, const void *data, size_t len)
 						pg_cryptohash_error(ctx))));
 }
 
-static bytea *
-digest_end(pg_cryptohash_ctx *ctx)
+bytea *
+idem_digest_end(pg_cryptohash_ctx *ctx)
 {
 	bytea	   *result = palloc(VARHDRSZ + PG_SHA256_DIGEST_LENGTH);
 
@@ -74,17 +73,17 @@ digest_end(pg_cryptohash_ctx *ctx)
 }
 
 /* A tag, the length of what follows, and the bytes */
-static void
-digest_add_tagged(pg_cryptohash_ctx *ctx, char tag,
-				  const char *data, size_t len)
+void
+idem_digest_add_tagged(pg_cryptohash_ctx *ctx, char tag,
+					   const char *data, size_t len)
 {
 	char		head[1 + sizeof(uint32)];
 	uint32		netlen = pg_hton32((uint32) len);
 
 	head[0] = tag;
 	memcpy(head + 1, &netlen, sizeof(netlen));
-	digest_add(ctx, head, sizeof(head));
-	digest_add(ctx, data, len);
+	idem_digest_add(ctx, head, sizeof(head));
+	idem_digest_add(ctx, data, len);
 }
 
 static void
@@ -95,7 +94,7 @@ digest_add_number(pg_cryptohash_ctx *ctx, Numeric number)
 	char	   *digits = DatumGetCString(DirectFunctionCall1(numeric_out,
 															 trimmed));
 
-	digest_add_tagged(ctx, 'n', digits, strlen(digits));
+	idem_digest_add_tagged(ctx, 'n', digits, strlen(digits));
 	pfree(digits);
 	pfree(DatumGetPointer(trimmed));
 }
@@ -106,14 +105,14 @@ digest_add_scalar(pg_cryptohash_ctx *ctx, const JsonbValue *value)
 	switch (value->type)
 	{
 		case jbvNull:
-			digest_add(ctx, "z", 1);
+			idem_digest_add(ctx, "z", 1);
 			break;
 		case jbvBool:
-			digest_add(ctx, value->val.boolean ? "t" : "f", 1);
+			idem_digest_add(ctx, value->val.boolean ? "t" : "f", 1);
 			break;
 		case jbvString:
-			digest_add_tagged(ctx, 's', value->val.string.val,
-							  value->val.string.len);
+			idem_digest_add_tagged(ctx, 's', value->val.string.val,
+								   value->val.string.len);
 			break;
 		case jbvNumeric:
 			digest_add_number(ctx, value->val.numeric);
@@ -130,10 +129,10 @@ Datum
 idem_hash_bytes(PG_FUNCTION_ARGS)
 {
 	bytea	   *data = PG_GETARG_BYTEA_PP(0);
-	pg_cryptohash_ctx *ctx = digest_begin();
+	pg_cryptohash_ctx *ctx = idem_digest_begin();
 
-	digest_add(ctx, VARDATA_ANY(data), VARSIZE_ANY_EXHDR(data));
-	PG_RETURN_BYTEA_P(digest_end(ctx));
+	idem_digest_add(ctx, VARDATA_ANY(data), VARSIZE_ANY_EXHDR(data));
+	PG_RETURN_BYTEA_P(idem_digest_end(ctx));
 }
 
 /*
@@ -143,7 +142,7 @@ Datum
 idem_hash_jsonb(PG_FUNCTION_ARGS)
 {
 	Jsonb	   *jb = PG_GETARG_JSONB_P(0);
-	pg_cryptohash_ctx *ctx = digest_begin();
+	pg_cryptohash_ctx *ctx = idem_digest_begin();
 	JsonbIterator *it = JsonbIteratorInit(&jb->root);
 	JsonbValue	value;
 	JsonbIteratorToken token;
@@ -156,17 +155,17 @@ idem_hash_jsonb(PG_FUNCTION_ARGS)
 			case WJB_BEGIN_ARRAY:
 				/* a lone scalar is wrapped in an array that is not there */
 				if (!scalar)
-					digest_add(ctx, "[", 1);
+					idem_digest_add(ctx, "[", 1);
 				break;
 			case WJB_END_ARRAY:
 				if (!scalar)
-					digest_add(ctx, "]", 1);
+					idem_digest_add(ctx, "]", 1);
 				break;
 			case WJB_BEGIN_OBJECT:
-				digest_add(ctx, "{", 1);
+				idem_digest_add(ctx, "{", 1);
 				break;
 			case WJB_END_OBJECT:
-				digest_add(ctx, "}", 1);
+				idem_digest_add(ctx, "}", 1);
 				break;
 			case WJB_KEY:
 			case WJB_ELEM:
@@ -178,7 +177,7 @@ idem_hash_jsonb(PG_FUNCTION_ARGS)
 		}
 	}
 
-	PG_RETURN_BYTEA_P(digest_end(ctx));
+	PG_RETURN_BYTEA_P(idem_digest_end(ctx));
 }
 
 /*
@@ -201,11 +200,11 @@ idem_child_key(PG_FUNCTION_ARGS)
 	names[2] = idem_arg_name(fcinfo, 2, "route");
 	names[3] = idem_arg_tenant(fcinfo, 3);
 
-	ctx = digest_begin();
+	ctx = idem_digest_begin();
 	for (int i = 0; i < lengthof(names); i++)
-		digest_add_tagged(ctx, 's', VARDATA_ANY(names[i]),
-						  VARSIZE_ANY_EXHDR(names[i]));
-	digest = digest_end(ctx);
+		idem_digest_add_tagged(ctx, 's', VARDATA_ANY(names[i]),
+							   VARSIZE_ANY_EXHDR(names[i]));
+	digest = idem_digest_end(ctx);
 
 	memcpy(uuid->data, VARDATA(digest), UUID_LEN);
 	uuid->data[6] = (uuid->data[6] & 0x0F) | 0x80;	/* version 8 */

@@ -11,8 +11,9 @@
  *		  -> answer (claim.c)
  *
  * store.c knows no policy; claim.c and finish.c touch no buffer; policy.c,
- * http.c, hash.c and retry.c touch no table.  Budgets, breakers and counters
- * (budget.c, breaker.c, stats.c) are in shared memory (shmem.c).
+ * http.c, hash.c, key.c, problem.c, etag.c and retry.c touch no table.
+ * Budgets, breakers and counters (budget.c, breaker.c, stats.c) are in shared
+ * memory (shmem.c).
  *
  * Copyright (c) 2026, pg_idem contributors
  *
@@ -24,6 +25,7 @@
 #include "postgres.h"
 
 #include "compat.h"
+#include "common/cryptohash.h"
 #include "datatype/timestamp.h"
 #include "executor/tuptable.h"
 #include "fmgr.h"
@@ -348,6 +350,8 @@ extern void idem_policy_of_service(text *service, IdemServicePolicy *policy);
 
 /* ---------------- policy.c: what arguments and settings mean -------------- */
 
+extern void idem_check_name(const char *name, int len, const char *what,
+							bool may_be_empty);
 extern text *idem_arg_name(FunctionCallInfo fcinfo, int argno,
 						   const char *what);
 extern text *idem_arg_tenant(FunctionCallInfo fcinfo, int argno);
@@ -548,7 +552,22 @@ extern void idem_service_release(IdemService *service);
 extern List *idem_services(IdemServiceKind kind);
 extern void idem_services_reset(void);
 
+/* ---------------- hash.c: SHA-256 ---------------- */
+
+extern pg_cryptohash_ctx *idem_digest_begin(void);
+extern void idem_digest_add(pg_cryptohash_ctx *ctx, const void *data,
+							size_t len);
+extern void idem_digest_add_tagged(pg_cryptohash_ctx *ctx, char tag,
+								   const char *data, size_t len);
+extern bytea *idem_digest_end(pg_cryptohash_ctx *ctx);
+
 /* ---------------- http.c: headers ---------------- */
+
+/* Characters of a token, such as the name of a header (RFC 9110, "tchar") */
+#define IDEM_LOWER			"abcdefghijklmnopqrstuvwxyz"
+#define IDEM_UPPER			"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+#define IDEM_DIGITS			"0123456789"
+#define IDEM_TOKEN_CHARS	IDEM_LOWER IDEM_UPPER IDEM_DIGITS "!#$%&'*+-.^_`|~"
 
 extern Jsonb *idem_headers_to_keep(Jsonb *headers);
 extern bool idem_check_replay_headers(char **newval, void **extra,

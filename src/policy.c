@@ -59,8 +59,8 @@ is_control(const unsigned char *s, int len, int encoding)
  * Check a key, tenant or route: at most 255 bytes, no control characters,
  * and not empty unless allowed.
  */
-static void
-check_name(const char *name, int len, const char *what, bool may_be_empty)
+void
+idem_check_name(const char *name, int len, const char *what, bool may_be_empty)
 {
 	int			encoding = GetDatabaseEncoding();
 	int			chlen;
@@ -103,7 +103,7 @@ idem_arg_name(FunctionCallInfo fcinfo, int argno, const char *what)
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("%s must not be null", what)));
 	name = PG_GETARG_TEXT_PP(argno);
-	check_name(VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name), what, false);
+	idem_check_name(VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name), what, false);
 	return name;
 }
 
@@ -134,8 +134,8 @@ idem_arg_tenant(FunctionCallInfo fcinfo, int argno)
 	else
 		tenant = cstring_to_text(idem_tenant);
 
-	check_name(VARDATA_ANY(tenant), VARSIZE_ANY_EXHDR(tenant),
-			   "tenant", true);
+	idem_check_name(VARDATA_ANY(tenant), VARSIZE_ANY_EXHDR(tenant),
+					"tenant", true);
 	return tenant;
 }
 

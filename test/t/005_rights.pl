@@ -87,7 +87,7 @@ FROM pg_proc p, pg_depend d, pg_extension e,
 WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid
 	AND d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
 	AND e.extname = 'pg_idem' AND a.grantee = 0;)),
-	'idem_backoff,idem_hash,idem_retry,idem_retryable',
+	'idem_backoff,idem_etag,idem_hash,idem_if_match,idem_key,idem_problem,idem_retry,idem_retryable',
 	'functions open to PUBLIC');
 is( $super->query(q(
 SELECT count(*)
@@ -116,7 +116,13 @@ is($plain->error($_), '42501', "a role without rights: $_")
   foreach @on_table;
 is($plain->error('CREATE TABLE t OF idempotency_key'),
 	'42501', 'a role without rights: CREATE TABLE OF');
-is($plain->query("SELECT length(idem_hash('x'::text))"), 32, 'idem_hash is for all');
+is( $plain->query(
+		"SELECT length(idem_hash('x'::text)), idem_key('\"k\"'),"
+		  . " idem_problem(NULL)->>'status',"
+		  . " idem_if_match('*', idem_etag(1))"
+	),
+	'32|k|400|t',
+	'the pure helpers are for all');
 
 #
 # idem_grant

@@ -1,0 +1,197 @@
+/*-------------------------------------------------------------------------
+ *
+ * problem.c
+ *	  What to tell a client that is neither served nor replayed:
+ *	  idem_problem(), a problem details object (RFC 9457).
+ *
+ * Titles are those of draft-ietf-httpapi-idempotency-key-header, where it
+ * has one.
+ *
+ * A problem's type is what a client is to tell it by; the status cannot do
+ * it, as two are 409.  It has to be a URI that is nobody else's, and must
+ * never change.  "about:blank" would say no more than the status, and goes
+ * with a title that is the status's own phrase.  A name of pg_idem's own under
+ * "urn:" needs a registered namespace, and an "https:" or "tag:" URI a domain
+ * of the project.  UUIDs under "urn:uuid:" (RFC 9562) are free to take; these
+ * were made at random, once.
+ *
+ * Copyright (c) 2026, pg_idem contributors
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "pg_idem.h"
+
+#include "executor/executor.h"
+#include "utils/builtins.h"
+#include "utils/numeric.h"
+
+PG_FUNCTION_INFO_V1(idem_problem);
+
+typedef struct Problem
+{
+	const char *outcome;
+	int			status;
+	const char *type;
+	const char *title;
+	const char *detail;
+} Problem;
+
+static const Problem key_is_missing = {
+	NULL, 400, "urn:uuid:375fa46b-c78f-4497-9118-04ed8bd12a0d",
+	"Idempotency-Key is missing",
+	"This operation needs an Idempotency-Key header: a key of your own for each request, the same each time that it is sent."
+};
+
+static const Problem problems[] = {
+	{"in_progress", 409, "urn:uuid:d4db2c32-1e95-498f-b3c0-2e5bd39439a3",
+		"A request is outstanding for this Idempotency-Key",
+	"A request with this key is still being processed. Send it again later, with the same key."},
+	{"mismatch", 422, "urn:uuid:f5f3b629-e0b0-4bcd-b54e-ad8e13c3780a",
+		"Idempotency-Key is already used",
+	"This key was first sent with another request. A new request needs a new key."},
+	{"expired", 410, "urn:uuid:990d572c-a42b-4764-98b2-7777d46ac0e8",
+		"The response for this Idempotency-Key is gone",
+	"The request has been processed, but its response is no longer stored. Sent with a new key, it would be processed a second time."},
+	{"expired", 412, "urn:uuid:de15037c-7455-436c-8908-139391aab11e",
+		"Idempotency-Key is too old",
+	"The request was first sent longer ago than its key is remembered, so it cannot be told whether it has been processed."},
+	{"unknown", 409, "urn:uuid:dfcbfcfd-682c-4bc4-99bc-bfa40650fcce",
+		"The outcome for this Idempotency-Key is unknown",
+	"An attempt to process the request ended without a result, and may have taken effect. Sent with a new key, it could be processed a second time."},
+	{"throttled", 429, "urn:uuid:88e0a221-b6c2-4508-a5e7-dd25e59e704a",
+		"Too many retries",
+	"Too many requests are being retried just now. Send it again later, with the same key."}
+};
+
+/* Outcomes that are answered with the work's own result */
+static const char *const no_problem[] = {"started", "resumed", "replayed"};
+
+/*
+ * The problem that a claim of this outcome and status is; NULL if it is none.
+ */
+static const Problem *
+find_problem(const char *outcome, int status)
+{
+	for (int i = 0; i < lengthof(no_problem); i++)
+	{
+		if (strcmp(no_problem[i], outcome) == 0)
+			return NULL;
+	}
+	for (int i = 0; i < lengthof(problems); i++)
+	{
+		if (strcmp(problems[i].outcome, outcome) == 0 &&
+			problems[i].status == status)
+			return &problems[i];
+	}
+	ereport(ERROR,
+			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			 errmsg("there is no claim of outcome \"%s\" with status %d",
+					outcome, status)));
+	return NULL;				/* keep the compiler quiet */
+}
+
+/*
+ * An interval in whole seconds, rounded up, as Retry-After has them: at
+ * least one.  Months and days are taken as long as intervals compare.
+ */
+static int64
+retry_after_seconds(const Interval *interval)
+{
+	int64		days = (int64) interval->month * DAYS_PER_MONTH + interval->day;
+	int64		seconds = interval->time / USECS_PER_SEC;
+
+	if (interval->time % USECS_PER_SEC > 0)
+		seconds++;
+	return Max(days * SECS_PER_DAY + seconds, 1);
+}
+
+static void
+add_member(JsonbParseState **state, const char *name, JsonbValue *value)
+{
+	JsonbValue	key;
+
+	key.type = jbvString;
+	key.val.string.val = unconstify(char *, name);
+	key.val.string.len = strlen(name);
+	pushJsonbValue(state, WJB_KEY, &key);
+	pushJsonbValue(state, WJB_VALUE, value);
+}
+
+static void
+add_string(JsonbParseState **state, const char *name, const char *string)
+{
+	JsonbValue	value;
+
+	value.type = jbvString;
+	value.val.string.val = unconstify(char *, string);
+	value.val.string.len = strlen(string);
+	add_member(state, name, &value);
+}
+
+static void
+add_number(JsonbParseState **state, const char *name, int64 number)
+{
+	JsonbValue	value;
+
+	value.type = jbvNumeric;
+	value.val.numeric = int64_to_numeric(number);
+	add_member(state, name, &value);
+}
+
+/* The problem as JSON; retry_after is NULL where there is nothing to tell. */
+static Jsonb *
+form_problem(const Problem *problem, const Interval *retry_after)
+{
+	JsonbParseState *state = NULL;
+
+	pushJsonbValue(&state, WJB_BEGIN_OBJECT, NULL);
+	add_string(&state, "type", problem->type);
+	add_string(&state, "title", problem->title);
+	add_number(&state, "status", problem->status);
+	add_string(&state, "detail", problem->detail);
+	if (retry_after != NULL)
+		add_number(&state, "retry_after", retry_after_seconds(retry_after));
+	return JsonbValueToJsonb(pushJsonbValue(&state, WJB_END_OBJECT, NULL));
+}
+
+/*
+ * idem_problem(claim idem_claim) returns jsonb
+ *
+ * NULL for a claim that is answered with a result, be it a new or a stored
+ * one.  No claim (NULL, or a row without an outcome, as variables of a row
+ * type may be) stands for a request without a key.
+ */
+Datum
+idem_problem(PG_FUNCTION_ARGS)
+{
+	HeapTupleHeader claim;
+	const Problem *problem;
+	Interval   *retry_after;
+	Datum		outcome;
+	Datum		status;
+	Datum		interval;
+	bool		isnull;
+	bool		has_no_interval;
+
+	if (PG_ARGISNULL(0))
+		PG_RETURN_JSONB_P(form_problem(&key_is_missing, NULL));
+
+	(void) idem_catalog();		/* its columns are those we know */
+	claim = PG_GETARG_HEAPTUPLEHEADER(0);
+	outcome = GetAttributeByNum(claim, Anum_claim_outcome, &isnull);
+	if (isnull)
+		PG_RETURN_JSONB_P(form_problem(&key_is_missing, NULL));
+
+	status = GetAttributeByNum(claim, Anum_claim_status, &isnull);
+	problem = find_problem(TextDatumGetCString(outcome),
+						   isnull ? 0 : DatumGetInt32(status));
+	if (problem == NULL)
+		PG_RETURN_NULL();
+
+	interval = GetAttributeByNum(claim, Anum_claim_retry_after,
+								 &has_no_interval);
+	retry_after = has_no_interval ? NULL : DatumGetIntervalP(interval);
+	if (retry_after != NULL && INTERVAL_NOT_FINITE(retry_after))
+		retry_after = NULL;
+	PG_RETURN_JSONB_P(form_problem(problem, retry_after));
+}
