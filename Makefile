@@ -25,6 +25,7 @@ OBJS = \
 	src/policy_cache.o \
 	src/retry.o \
 	src/problem.o \
+	src/receive.o \
 	src/routes.o \
 	src/services.o \
 	src/shmem.o \
@@ -37,13 +38,13 @@ DATA = $(wildcard sql/pg_idem--*.sql)
 PGFILEDESC = "pg_idem - idempotency keys inside the caller's transaction"
 
 REGRESS = setup begin finish input utf8 infinite hash store expire routes \
-	lease call retry budget breaker stats http natural
+	lease call retry budget breaker stats http natural receive
 ENCODING = UTF8
 NO_LOCALE = 1
 REGRESS_OPTS = --temp-instance=./tmp_check --temp-config=test/pg_idem.conf
 ISOLATION = two-begins finish takeover reclaim wait levels serializable \
 	foreign-key clock one-statement new-index routes resume \
-	if-match version-guard
+	if-match version-guard receive
 ISOLATION_OPTS = --temp-instance=./tmp_check_iso \
 	--temp-config=test/pg_idem.conf --inputdir=test/isolation
 TAP_TESTS = 1

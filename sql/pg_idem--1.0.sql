@@ -172,7 +172,7 @@ COMMENT ON COLUMN @extschema@.idem_routes.ttl IS
 COMMENT ON COLUMN @extschema@.idem_routes.lease IS
 	'how long a committed claim is left to its owner';
 COMMENT ON COLUMN @extschema@.idem_routes.wait IS
-	'how long idem_begin waits for another request at the same key';
+	'how long idem_begin and idem_receive wait for another transaction that has the key';
 COMMENT ON COLUMN @extschema@.idem_routes.max_attempts IS
 	'how many times a key may be executed';
 COMMENT ON COLUMN @extschema@.idem_routes.on_lost_lease IS
@@ -414,6 +414,38 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION @extschema@.idem_lookup(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.regclass) IS
 	'read a key without claiming it; NULL if there is none';
+
+--
+-- Consumers of messages
+--
+
+CREATE FUNCTION @extschema@.idem_receive(
+	consumer		pg_catalog.text,
+	message_id		pg_catalog.text,
+	ttl				pg_catalog.interval DEFAULT NULL,
+	wait			pg_catalog.interval DEFAULT NULL,
+	tenant			pg_catalog.text DEFAULT NULL,
+	store			pg_catalog.regclass DEFAULT NULL)
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME', 'idem_receive'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_receive(pg_catalog.text, pg_catalog.text, pg_catalog.interval, pg_catalog.interval, pg_catalog.text, pg_catalog.regclass) IS
+	'receive a message in this transaction; false if it was received before';
+
+CREATE FUNCTION @extschema@.idem_receive(
+	consumer		pg_catalog.text,
+	message_ids		pg_catalog.text[],
+	ttl				pg_catalog.interval DEFAULT NULL,
+	wait			pg_catalog.interval DEFAULT NULL,
+	tenant			pg_catalog.text DEFAULT NULL,
+	store			pg_catalog.regclass DEFAULT NULL)
+RETURNS SETOF pg_catalog.text
+AS 'MODULE_PATHNAME', 'idem_receive_batch'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_receive(pg_catalog.text, pg_catalog.text[], pg_catalog.interval, pg_catalog.interval, pg_catalog.text, pg_catalog.regclass) IS
+	'receive a batch of messages in this transaction; returns the new ones, each once';
 
 --
 -- Claims that outlive their transaction
@@ -891,6 +923,8 @@ REVOKE ALL ON FUNCTION
 	@extschema@.idem_get_stats(),
 	@extschema@.idem_get_services(),
 	@extschema@.idem_stats_reset(),
+	@extschema@.idem_receive(pg_catalog.text, pg_catalog.text, pg_catalog.interval, pg_catalog.interval, pg_catalog.text, pg_catalog.regclass),
+	@extschema@.idem_receive(pg_catalog.text, pg_catalog.text[], pg_catalog.interval, pg_catalog.interval, pg_catalog.text, pg_catalog.regclass),
 	@extschema@.idem_checkpoint(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.interval, pg_catalog.text, pg_catalog.text, pg_catalog.int4, pg_catalog.regclass),
 	@extschema@.idem_release(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.int4, pg_catalog.regclass),
 	@extschema@.idem_resume(pg_catalog.int4, pg_catalog.text, pg_catalog.interval, pg_catalog.bool, pg_catalog.text, pg_catalog.text, pg_catalog.regclass),

@@ -45,7 +45,7 @@ static const char *const application_functions[] = {
 	"idem_begin", "idem_breaker_allow", "idem_breaker_record",
 	"idem_breaker_retry_after", "idem_budget", "idem_call", "idem_checkpoint",
 	"idem_child_key", "idem_finish", "idem_hedge_after", "idem_lookup",
-	"idem_release", "idem_resume"
+	"idem_receive", "idem_release", "idem_resume"
 };
 
 static const char *const application_types[] = {
@@ -111,10 +111,12 @@ change_privileges(Oid roleid, bool grant)
 	/* our own functions only, whatever else may have the same name */
 	for (int i = 0; i < lengthof(application_functions); i++)
 	{
-		Oid			function = idem_member_function(application_functions[i]);
+		List	   *functions = idem_member_functions(application_functions[i]);
+		ListCell   *lc;
 
-		run(psprintf("%s EXECUTE ON FUNCTION %s %s %s", verb,
-					 format_procedure_qualified(function), to, role));
+		foreach(lc, functions)
+			run(psprintf("%s EXECUTE ON FUNCTION %s %s %s", verb,
+						 format_procedure_qualified(lfirst_oid(lc)), to, role));
 	}
 	for (int i = 0; i < lengthof(application_types); i++)
 		run(psprintf("%s USAGE ON TYPE %s %s %s", verb,

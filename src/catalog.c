@@ -335,10 +335,11 @@ idem_lock_extension(void)
 	return get_extension_oid("pg_idem", true) == extension;
 }
 
-/* OID of the extension's function of this name, which must have just one */
-Oid
-idem_member_function(const char *name)
+/* OIDs of the extension's functions of this name, one at least */
+List *
+idem_member_functions(const char *name)
 {
+	List	   *found = NIL;
 	ListCell   *lc;
 
 	foreach(lc, extension_members(idem_catalog()->extension,
@@ -347,13 +348,14 @@ idem_member_function(const char *name)
 		char	   *member = get_func_name(lfirst_oid(lc));
 
 		if (member != NULL && strcmp(member, name) == 0)
-			return lfirst_oid(lc);
+			found = lappend_oid(found, lfirst_oid(lc));
 	}
-	ereport(ERROR,
-			(errcode(ERRCODE_UNDEFINED_FUNCTION),
-			 errmsg("extension \"pg_idem\" has no function \"%s\"", name),
-			 errhint("Run ALTER EXTENSION pg_idem UPDATE, or install the library of the extension's version.")));
-	return InvalidOid;			/* keep the compiler quiet */
+	if (found == NIL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_FUNCTION),
+				 errmsg("extension \"pg_idem\" has no function \"%s\"", name),
+				 errhint("Run ALTER EXTENSION pg_idem UPDATE, or install the library of the extension's version.")));
+	return found;
 }
 
 /*

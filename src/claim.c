@@ -49,15 +49,6 @@ PG_FUNCTION_INFO_V1(idem_lookup);
  */
 #define RETRY_AFTER_USECS		USECS_PER_SEC
 
-/* Waiting callers look again after 1 ms, then 2, 4, ... up to this many */
-#define MAX_WAIT_MSECS			25
-
-/*
- * Rounds of "insert, conflict, look again" after which something must be
- * broken, such as an index that disagrees with its table.
- */
-#define MAX_ROUNDS				1000
-
 static const char *const outcome_name[] = {
 	[IDEM_STARTED] = "started",
 	[IDEM_RESUMED] = "resumed",
@@ -111,14 +102,6 @@ typedef struct Answer
  *		Columns of a row
  * ----------------------------------------------------------------
  */
-
-/* A finished key whose retention is over counts as gone. */
-static inline bool
-row_is_gone(TupleTableSlot *row, TimestampTz now)
-{
-	return idem_row_state(row) != IDEM_IN_PROGRESS &&
-		DatumGetTimestampTz(idem_row_datum(row, Anum_key_expires_at)) <= now;
-}
 
 /*
  * Does the row's fingerprint differ from the request's?  A missing one
@@ -254,12 +237,12 @@ decide(const Request *req, IdemSighting seen, TupleTableSlot *row,
 			 * request whose own row we have not seen.
 			 */
 			ans->others = true;
-			if (!row_is_gone(row, now) && hash_differs(req, row))
+			if (!idem_row_is_gone(row, now) && hash_differs(req, row))
 				return answer(ans, IDEM_MISMATCH, 422);
 			return in_progress(ans, RETRY_AFTER_USECS);
 
 		case IDEM_SEEN_SETTLED:
-			if (row_is_gone(row, now))
+			if (idem_row_is_gone(row, now))
 			{
 				ans->outcome = IDEM_STARTED;
 				return ACTION_RECLAIM;
@@ -408,26 +391,6 @@ act(IdemStore *store, const Request *req, Action action, Answer *ans)
 	return true;				/* keep the compiler quiet */
 }
 
-/*
- * Wait before the next look at the key; the row is let go of meanwhile.
- * Cancellable, and never past the deadline.
- */
-static void
-wait_for_others(IdemStore *store, int *msecs, TimestampTz now,
-				TimestampTz deadline)
-{
-	long		left = TimestampDifferenceMilliseconds(now, deadline);
-
-	idem_store_forget(store);
-	(void) WaitLatch(MyLatch,
-					 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-					 Min(*msecs, Max(left, 1)),
-					 IDEM_WAIT_EVENT("IdemWait"));
-	ResetLatch(MyLatch);
-	CHECK_FOR_INTERRUPTS();
-	*msecs = Min(*msecs * 2, MAX_WAIT_MSECS);
-}
-
 /* Does the answer let the caller do the work? */
 static inline bool
 proceeds(const Answer *ans)
@@ -529,21 +492,14 @@ claim(IdemStore *store, Request *req)
 
 		if (!act(store, req, action, &ans))
 		{
-			if (++rounds > MAX_ROUNDS)
-				ereport(ERROR,
-						(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-						 errmsg("could not settle who has idempotency key \"%s\"",
-								text_to_cstring(req->key.key)),
-						 errhint("Retry the transaction; if this goes on, check the store's primary key with amcheck.")));
-			idem_store_forget(store);
-			CHECK_FOR_INTERRUPTS();
+			idem_store_look_again(store, &req->key, &rounds);
 			continue;
 		}
 
 		if (ans.outcome == IDEM_WAS_IN_PROGRESS && ans.others &&
 			req->now < deadline)
 		{
-			wait_for_others(store, &wait_msecs, req->now, deadline);
+			idem_store_wait(store, &wait_msecs, req->now, deadline);
 			continue;
 		}
 
@@ -643,7 +599,7 @@ idem_lookup(PG_FUNCTION_ARGS)
 	now = GetCurrentTimestamp();
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	idem_store_scan(&store, &key, snapshot);
-	found = idem_store_scan_next(&store) && !row_is_gone(store.row, now);
+	found = idem_store_scan_next(&store) && !idem_row_is_gone(store.row, now);
 	if (found)
 		result = form_key(store.row,
 						  idem_result_is_over(&policy, store.row, now));

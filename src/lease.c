@@ -300,10 +300,9 @@ idem_resume(PG_FUNCTION_ARGS)
 		}
 		SPI_freetuptable(SPI_tuptable);
 	}
-	/* what the store has built lives in SPI's memory context */
-	idem_store_close(&store);
 	UnpinPortal(portal);
 	SPI_cursor_close(portal);
 	SPI_finish();
+	idem_store_close(&store);
 	return (Datum) 0;
 }

@@ -5,15 +5,15 @@
  *
  * A call flows one way:
  *
- *		SQL entry (claim.c, finish.c, expire.c, admin.c)
+ *		SQL entry (claim.c, finish.c, receive.c, expire.c, admin.c)
  *		  -> policy (policy.c, http.c): what the arguments and settings mean
  *		  -> store (store.c, catalog.c): rows, locks, index entries
  *		  -> answer (claim.c)
  *
- * store.c knows no policy; claim.c and finish.c touch no buffer; policy.c,
- * http.c, hash.c, key.c, problem.c, etag.c and retry.c touch no table.
- * Budgets, breakers and counters (budget.c, breaker.c, stats.c) are in shared
- * memory (shmem.c).
+ * store.c knows no policy; claim.c, finish.c and receive.c touch no buffer;
+ * policy.c, http.c, hash.c, key.c, problem.c, etag.c and retry.c touch no
+ * table.  Budgets, breakers and counters (budget.c, breaker.c, stats.c) are in
+ * shared memory (shmem.c).
  *
  * Copyright (c) 2026, pg_idem contributors
  *
@@ -148,7 +148,7 @@ typedef struct IdemCatalog
 extern const IdemCatalog *idem_catalog(void);
 extern bool idem_catalog_exists(void);
 extern bool idem_lock_extension(void);
-extern Oid	idem_member_function(const char *name);
+extern List *idem_member_functions(const char *name);
 extern IdemState idem_state_from_datum(Datum label);
 extern Datum idem_state_to_datum(IdemState state);
 extern List *idem_stores(void);
@@ -179,12 +179,16 @@ typedef enum IdemLocked
 /* A store opened for the length of one call */
 typedef struct IdemStore
 {
+	MemoryContext context;		/* what it opens later lives here, too */
 	Relation	rel;
 	Relation	pkey;
 	TupleTableSlot *row;		/* the row found; pins its page */
 	TupleTableSlot *spare;		/* a row seen on the way, or NULL */
 	TupleTableSlot *next;		/* new version being built, or NULL */
 	struct IndexScanDescData *scan; /* open scan, or NULL */
+	int			nindexes;
+	struct IdemIndex *indexes;	/* open for new entries, or NULL */
+	struct EState *estate;		/* for expressions in indexes, or NULL */
 } IdemStore;
 
 /* a column of the row found, or of the version being built */
@@ -212,6 +216,14 @@ idem_row_lease_until(TupleTableSlot *row)
 		DatumGetTimestampTz(idem_row_datum(row, Anum_key_lease_until));
 }
 
+/* A finished key whose retention is over counts as gone. */
+static inline bool
+idem_row_is_gone(TupleTableSlot *row, TimestampTz now)
+{
+	return idem_row_state(row) != IDEM_IN_PROGRESS &&
+		DatumGetTimestampTz(idem_row_datum(row, Anum_key_expires_at)) <= now;
+}
+
 static inline void
 idem_set_column(TupleTableSlot *row, AttrNumber attno, Datum value)
 {
@@ -230,6 +242,10 @@ extern void idem_store_open(IdemStore *store, Oid relid, LOCKMODE lockmode);
 extern void idem_store_close(IdemStore *store);
 extern IdemSighting idem_store_probe(IdemStore *store, const IdemKey *key);
 extern void idem_store_forget(IdemStore *store);
+extern void idem_store_wait(IdemStore *store, int *msecs, TimestampTz now,
+							TimestampTz deadline);
+extern void idem_store_look_again(IdemStore *store, const IdemKey *key,
+								  int *rounds);
 extern void idem_store_scan(IdemStore *store, const IdemKey *key,
 							Snapshot snapshot);
 extern bool idem_store_scan_next(IdemStore *store);

@@ -44,14 +44,17 @@
  *
  * Lock order.  A begin, finish or lookup locks one row.  While it waits for
  * nothing it can be part of no deadlock of its own making; a finish that
- * waits for a row is seen by the server's deadlock detector.
+ * waits for a row is seen by the server's deadlock detector.  A batch of
+ * messages (receive.c) takes its rows in the order of their keys.
  *
  * Isolation.  Under REPEATABLE READ and SERIALIZABLE nothing below the
  * executor stops a transaction from changing a row newer than its snapshot;
  * idem_store_update() does, with SQLSTATE 40001.  Reading such a row is
  * allowed, since that is the point of a replay.  A dirty scan takes no
  * predicate locks; that is right, as the unique index and the row locks
- * serialize what is decided here.
+ * serialize what is decided here: who does the work of a key, and that it is
+ * done.  (Not what else a transaction reads: one that was told of a row newer
+ * than its snapshot does not see the other rows of that row's transaction.)
  *
  * Command ids.  Every change is followed by CommandCounterIncrement(), so
  * that the next call in the same statement sees it.  Cursors opened before
@@ -76,6 +79,7 @@
 #include "miscadmin.h"
 #include "nodes/execnodes.h"
 #include "storage/lmgr.h"
+#include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
@@ -83,6 +87,22 @@
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
+
+/* Waiting callers look again after 1 ms, then 2, 4, ... up to this many */
+#define MAX_WAIT_MSECS	25
+
+/*
+ * Rounds of "insert, conflict, look again" after which something must be
+ * broken, such as an index that disagrees with its table.
+ */
+#define MAX_ROUNDS		1000
+
+/* An index of an open store, open for new entries */
+typedef struct IdemIndex
+{
+	Relation	rel;
+	IndexInfo  *info;
+} IdemIndex;
 
 /*
  * The row that this backend inserted last: where idem_finish most likely
@@ -164,6 +184,25 @@ open_further_store(Oid relid, LOCKMODE lockmode)
 	return rel;
 }
 
+/* A slot that lives as long as the store is open */
+static TupleTableSlot *
+make_slot(IdemStore *store, const TupleTableSlotOps *ops)
+{
+	MemoryContext oldcontext = MemoryContextSwitchTo(store->context);
+	TupleTableSlot *slot = MakeSingleTupleTableSlot(RelationGetDescr(store->rel),
+													ops);
+
+	MemoryContextSwitchTo(oldcontext);
+	return slot;
+}
+
+/* A slot for a row that is found */
+static TupleTableSlot *
+make_row_slot(IdemStore *store)
+{
+	return make_slot(store, table_slot_callbacks(store->rel));
+}
+
 /*
  * Open a store for one call.  InvalidOid is the default store, open to
  * everyone who may call the function; any other needs its owner's rights.
@@ -173,6 +212,7 @@ void
 idem_store_open(IdemStore *store, Oid relid, LOCKMODE lockmode)
 {
 	memset(store, 0, sizeof(*store));
+	store->context = CurrentMemoryContext;
 
 	if (OidIsValid(relid) && relid != idem_catalog()->default_store)
 		store->rel = open_further_store(relid, lockmode);
@@ -180,17 +220,24 @@ idem_store_open(IdemStore *store, Oid relid, LOCKMODE lockmode)
 		store->rel = open_default_store(lockmode);
 
 	store->pkey = index_open(idem_store_primary_key(store->rel), lockmode);
-	store->row = table_slot_create(store->rel, NULL);
+	store->row = make_row_slot(store);
 }
 
 /*
- * Close a store.  The locks on the table and its index stay until the
+ * Close a store.  The locks on the table and its indexes stay until the
  * transaction ends.
  */
 void
 idem_store_close(IdemStore *store)
 {
 	idem_store_scan_end(store);
+	for (int i = 0; i < store->nindexes; i++)
+	{
+		index_insert_cleanup(store->indexes[i].rel, store->indexes[i].info);
+		index_close(store->indexes[i].rel, NoLock);
+	}
+	if (store->estate != NULL)
+		FreeExecutorState(store->estate);
 	ExecDropSingleTupleTableSlot(store->row);
 	if (store->spare != NULL)
 		ExecDropSingleTupleTableSlot(store->spare);
@@ -246,7 +293,7 @@ idem_store_scan_keep(IdemStore *store)
 	TupleTableSlot *other = store->spare;
 
 	if (other == NULL)
-		other = table_slot_create(store->rel, NULL);
+		other = make_row_slot(store);
 	store->spare = store->row;
 	store->row = other;
 }
@@ -267,6 +314,44 @@ idem_store_forget(IdemStore *store)
 	ExecClearTuple(store->row);
 	if (store->spare != NULL)
 		ExecClearTuple(store->spare);
+}
+
+/*
+ * Wait before the next look at a key that others have; the row is let go of
+ * meanwhile.  Cancellable, and never past the deadline.  *msecs is 1 at the
+ * first time.
+ */
+void
+idem_store_wait(IdemStore *store, int *msecs, TimestampTz now,
+				TimestampTz deadline)
+{
+	long		left = TimestampDifferenceMilliseconds(now, deadline);
+
+	idem_store_forget(store);
+	(void) WaitLatch(MyLatch,
+					 WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+					 Min(*msecs, Max(left, 1)),
+					 IDEM_WAIT_EVENT("IdemWait"));
+	ResetLatch(MyLatch);
+	CHECK_FOR_INTERRUPTS();
+	*msecs = Min(*msecs * 2, MAX_WAIT_MSECS);
+}
+
+/*
+ * Let go of the row before the next look at a key, since somebody else was
+ * faster.  *rounds is 0 at the first time.
+ */
+void
+idem_store_look_again(IdemStore *store, const IdemKey *key, int *rounds)
+{
+	if (++*rounds > MAX_ROUNDS)
+		ereport(ERROR,
+				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+				 errmsg("could not settle who has idempotency key \"%s\"",
+						text_to_cstring(key->key)),
+				 errhint("Retry the transaction; if this goes on, check the store's primary key with amcheck.")));
+	idem_store_forget(store);
+	CHECK_FOR_INTERRUPTS();
 }
 
 /* Does a column of the row found have this value? */
@@ -469,8 +554,7 @@ idem_store_new_version(IdemStore *store, bool copy_row)
 	TupleTableSlot *next = store->next;
 
 	if (next == NULL)
-		next = store->next = MakeSingleTupleTableSlot(RelationGetDescr(store->rel),
-													  &TTSOpsVirtual);
+		next = store->next = make_slot(store, &TTSOpsVirtual);
 	ExecClearTuple(next);
 	if (copy_row)
 	{
@@ -488,14 +572,51 @@ idem_store_new_version(IdemStore *store, bool copy_row)
 	return next;
 }
 
+/*
+ * Open the indexes for new entries, once for as long as the store is open.
+ * That misses none: whoever creates an index meanwhile waits, before it needs
+ * new rows to be in it, for those who have a lock on the table.
+ */
+static void
+open_indexes(IdemStore *store)
+{
+	MemoryContext oldcontext;
+	List	   *indexes;
+	ListCell   *lc;
+
+	if (store->indexes != NULL)
+		return;
+
+	oldcontext = MemoryContextSwitchTo(store->context);
+	indexes = RelationGetIndexList(store->rel);
+	store->indexes = palloc(list_length(indexes) * sizeof(IdemIndex));
+	foreach(lc, indexes)
+	{
+		IdemIndex  *index = &store->indexes[store->nindexes];
+
+		index->rel = index_open(lfirst_oid(lc), RowExclusiveLock);
+		index->info = BuildIndexInfo(index->rel);
+		store->nindexes++;
+
+		/* the two indexes of every store need no expressions evaluated */
+		if (store->estate == NULL &&
+			(index->info->ii_Predicate != NIL ||
+			 index->info->ii_Expressions != NIL))
+			store->estate = CreateExecutorState();
+	}
+	list_free(indexes);
+	MemoryContextSwitchTo(oldcontext);
+}
+
 /* Does the row belong into a partial index? */
 static bool
-satisfies_predicate(IndexInfo *info, EState *estate, TupleTableSlot *slot)
+satisfies_predicate(IdemStore *store, IndexInfo *info)
 {
-	ExprContext *econtext = GetPerTupleExprContext(estate);
-
-	econtext->ecxt_scantuple = slot;
-	return ExecQual(ExecPrepareQual(info->ii_Predicate, estate), econtext);
+	if (info->ii_PredicateState == NULL)
+		info->ii_PredicateState = ExecPrepareQual(info->ii_Predicate,
+												  store->estate);
+	return ExecQual(info->ii_PredicateState,
+					GetPerTupleExprContext(store->estate));
 }
 
 /*
@@ -503,8 +624,7 @@ satisfies_predicate(IndexInfo *info, EState *estate, TupleTableSlot *slot)
  * found a rival to a speculative row.
  */
 static bool
-insert_index_entry(IdemStore *store, Relation index, IndexInfo *info,
-				   EState *estate, bool speculative)
+insert_index_entry(IdemStore *store, IdemIndex *index, bool speculative)
 {
 	TupleTableSlot *row = store->next;
 	Datum		values[INDEX_MAX_KEYS];
@@ -512,13 +632,12 @@ insert_index_entry(IdemStore *store, Relation index, IndexInfo *info,
 	IndexUniqueCheck check = UNIQUE_CHECK_NO;
 	bool		unrivalled;
 
-	if (index->rd_index->indisunique)
+	if (index->rel->rd_index->indisunique)
 		check = speculative ? UNIQUE_CHECK_PARTIAL : UNIQUE_CHECK_YES;
 
-	FormIndexDatum(info, row, estate, values, isnull);
-	unrivalled = index_insert(index, values, isnull, &row->tts_tid,
-							  store->rel, check, false, info);
-	index_insert_cleanup(index, info);
+	FormIndexDatum(index->info, row, store->estate, values, isnull);
+	unrivalled = index_insert(index->rel, values, isnull, &row->tts_tid,
+							  store->rel, check, false, index->info);
 	return unrivalled || check != UNIQUE_CHECK_PARTIAL;
 }
 
@@ -529,38 +648,28 @@ insert_index_entry(IdemStore *store, Relation index, IndexInfo *info,
 static bool
 insert_index_entries(IdemStore *store, bool speculative, bool only_summaries)
 {
-	List	   *indexes = RelationGetIndexList(store->rel);
-	EState	   *estate = NULL;
 	bool		unrivalled = true;
-	ListCell   *lc;
 
-	foreach(lc, indexes)
+	open_indexes(store);
+	if (store->estate != NULL)
+		GetPerTupleExprContext(store->estate)->ecxt_scantuple = store->next;
+
+	for (int i = 0; i < store->nindexes; i++)
 	{
-		Relation	index = index_open(lfirst_oid(lc), RowExclusiveLock);
-		IndexInfo  *info = BuildIndexInfo(index);
-		bool		wanted = info->ii_ReadyForInserts;
+		IdemIndex  *index = &store->indexes[i];
+		IndexInfo  *info = index->info;
 
+		if (!info->ii_ReadyForInserts)
+			continue;
 		if (only_summaries && !IDEM_INDEX_IS_SUMMARY(info))
-			wanted = false;
-
-		/* the two indexes of every store need no expressions evaluated */
-		if (wanted && estate == NULL &&
-			(info->ii_Predicate != NIL || info->ii_Expressions != NIL))
-			estate = CreateExecutorState();
-		if (wanted && info->ii_Predicate != NIL)
-			wanted = satisfies_predicate(info, estate, store->next);
-		if (wanted && info->ii_Expressions != NIL)
-			GetPerTupleExprContext(estate)->ecxt_scantuple = store->next;
-
-		if (wanted && !insert_index_entry(store, index, info, estate,
-										  speculative))
+			continue;
+		if (info->ii_Predicate != NIL && !satisfies_predicate(store, info))
+			continue;
+		if (!insert_index_entry(store, index, speculative))
 			unrivalled = false;
-		pfree(info);
-		index_close(index, NoLock);
 	}
-	list_free(indexes);
-	if (estate != NULL)
-		FreeExecutorState(estate);
+	if (store->estate != NULL)
+		ResetPerTupleExprContext(store->estate);
 	return unrivalled;
 }
 

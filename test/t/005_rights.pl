@@ -45,6 +45,8 @@ my %call = (
 	idem_begin => "SELECT idem_begin('k', 'r', NULL)",
 	idem_finish => "SELECT idem_finish('k', '1')",
 	idem_lookup => "SELECT idem_lookup('k', 'r')",
+	idem_receive => "SELECT idem_receive('r', 'm')",
+	'idem_receive of a batch' => "SELECT idem_receive('r', ARRAY['m'])",
 	idem_expire => "SELECT idem_expire()",
 	idem_create_table => "SELECT idem_create_table('plain_keys')",
 	idem_grant => "SELECT idem_grant('plain')",
@@ -132,9 +134,11 @@ is( $app->query(
 		q(SELECT proceed, outcome FROM idem_begin('k', 'r', '\x01');)
 		  . "SELECT idem_finish('k', (SELECT response FROM secret), attempt => 1);"
 		  . "SELECT response FROM idem_begin('k', 'r', '\\x01');"
-		  . "SELECT (idem_lookup('k', 'r')).state"),
-	qq(t|started\n\n"MARKER-4711"\ncompleted),
-	'a role with rights: begin, finish, replay, lookup');
+		  . "SELECT (idem_lookup('k', 'r')).state;"
+		  . "SELECT idem_receive('r', 'm');"
+		  . "SELECT idem_receive('r', ARRAY['m', 'm2'])"),
+	qq(t|started\n\n"MARKER-4711"\ncompleted\nt\nm2),
+	'a role with rights: begin, finish, replay, lookup, receive');
 is($app->error($call{$_}), '42501', "a role with rights: not $_")
   foreach grep { !/$granted/ } sort keys %call;
 is($app->error($call{$_}), '00000', "a role with rights: $_")
@@ -207,7 +211,9 @@ $keeper->query("GRANT ALL ON keeper.keys TO app; GRANT ALL ON SCHEMA keeper TO a
 foreach my $call (
 	"idem_begin('x', 'r', NULL, store => 'keeper.keys')",
 	"idem_finish('k', '1', attempt => 1, store => 'keeper.keys')",
-	"idem_lookup('k', 'r', store => 'keeper.keys')")
+	"idem_lookup('k', 'r', store => 'keeper.keys')",
+	"idem_receive('r', 'm', store => 'keeper.keys')",
+	"idem_receive('r', ARRAY['m'], store => 'keeper.keys')")
 {
 	is($app->error("SELECT $call"), '42501', "not the owner: $call");
 }

@@ -59,6 +59,8 @@ my %writes = (
 	'idem_begin in a further store' =>
 	  "SELECT idem_begin('new', 'r', NULL, store => 'further')",
 	idem_finish => "SELECT idem_finish('open', '1', attempt => 1)",
+	idem_receive => "SELECT idem_receive('r', 'm')",
+	'idem_receive of a batch' => "SELECT idem_receive('r', ARRAY['m'])",
 	idem_expire => "SELECT idem_expire()",
 	idem_create_table => "SELECT idem_create_table('more')",
 	idem_grant => "SELECT idem_grant(CURRENT_USER::regrole)");
