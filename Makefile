@@ -20,6 +20,9 @@ OBJS = \
 	src/key.o \
 	src/launcher.o \
 	src/lease.o \
+	src/outbox.o \
+	src/outbox_pick.o \
+	src/owner.o \
 	src/pg_idem.o \
 	src/policy.o \
 	src/policy_cache.o \
@@ -38,13 +41,15 @@ DATA = $(wildcard sql/pg_idem--*.sql)
 PGFILEDESC = "pg_idem - idempotency keys inside the caller's transaction"
 
 REGRESS = setup begin finish input utf8 infinite hash store expire routes \
-	lease call retry budget breaker stats http natural receive
+	lease call retry budget breaker stats http natural receive \
+	outbox
 ENCODING = UTF8
 NO_LOCALE = 1
 REGRESS_OPTS = --temp-instance=./tmp_check --temp-config=test/pg_idem.conf
 ISOLATION = two-begins finish takeover reclaim wait levels serializable \
 	foreign-key clock one-statement new-index routes resume \
-	if-match version-guard receive
+	if-match version-guard receive outbox-take outbox-group outbox-fence \
+	outbox-redrive
 ISOLATION_OPTS = --temp-instance=./tmp_check_iso \
 	--temp-config=test/pg_idem.conf --inputdir=test/isolation
 TAP_TESTS = 1

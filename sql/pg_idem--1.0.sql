@@ -301,8 +301,188 @@ ALTER TABLE @extschema@.idem_service_policies
 	ENABLE ALWAYS TRIGGER idem_service_policies_changed,
 	ENABLE ALWAYS TRIGGER idem_service_policies_truncated;
 
--- keys and policies survive pg_dump (one statement for each: they all change
--- the extension's row)
+--
+-- The outbox
+--
+
+-- Columns that a take changes come last, and none of them is indexed.  What the
+-- indexes are for is told in src/outbox_pick.c, which looks for them.
+CREATE TABLE @extschema@.idem_outbox (
+	id				pg_catalog.int8 GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+	message_id		pg_catalog.uuid NOT NULL,
+	topic			pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+	group_key		pg_catalog.text COLLATE pg_catalog."C",
+	payload			pg_catalog.jsonb,
+	headers			pg_catalog.jsonb,
+	created_at		pg_catalog.timestamptz NOT NULL,
+	max_attempts	pg_catalog.int4 NOT NULL,
+	available_at	pg_catalog.timestamptz NOT NULL,
+	attempt			pg_catalog.int4 NOT NULL DEFAULT 0,
+	lease_until		pg_catalog.timestamptz,
+	dead_at			pg_catalog.timestamptz,
+	last_error		pg_catalog.text
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01,
+	vacuum_truncate = off);
+
+CREATE INDEX idem_outbox_ungrouped ON @extschema@.idem_outbox (topic, available_at, id)
+	WHERE dead_at IS NULL AND group_key IS NULL;
+CREATE INDEX idem_outbox_grouped ON @extschema@.idem_outbox (topic, available_at, id)
+	WHERE dead_at IS NULL AND group_key IS NOT NULL;
+CREATE INDEX idem_outbox_groups ON @extschema@.idem_outbox (topic, group_key, id)
+	WHERE dead_at IS NULL AND group_key IS NOT NULL;
+CREATE INDEX idem_outbox_dead_letters ON @extschema@.idem_outbox (dead_at)
+	WHERE dead_at IS NOT NULL;
+
+COMMENT ON TABLE @extschema@.idem_outbox IS
+	'messages that are to be delivered, and dead letters';
+COMMENT ON COLUMN @extschema@.idem_outbox.id IS
+	'names the message to idem_outbox_done and idem_outbox_fail; the order inside a group';
+COMMENT ON COLUMN @extschema@.idem_outbox.message_id IS
+	'what a consumer knows the message by, the same at every delivery';
+COMMENT ON COLUMN @extschema@.idem_outbox.topic IS
+	'what the message is about; relays take by topic';
+COMMENT ON COLUMN @extschema@.idem_outbox.group_key IS
+	'messages of one topic and group are taken in order; NULL if the order does not matter';
+COMMENT ON COLUMN @extschema@.idem_outbox.payload IS
+	'the message';
+COMMENT ON COLUMN @extschema@.idem_outbox.headers IS
+	'what goes with it: an object';
+COMMENT ON COLUMN @extschema@.idem_outbox.created_at IS
+	'when the message was published';
+COMMENT ON COLUMN @extschema@.idem_outbox.max_attempts IS
+	'how many times it may be taken';
+COMMENT ON COLUMN @extschema@.idem_outbox.available_at IS
+	'when it may be taken; later after a failure';
+COMMENT ON COLUMN @extschema@.idem_outbox.attempt IS
+	'how many times it was taken; the fencing token';
+COMMENT ON COLUMN @extschema@.idem_outbox.lease_until IS
+	'while a relay has it: when another may take it';
+COMMENT ON COLUMN @extschema@.idem_outbox.dead_at IS
+	'when it became a dead letter; NULL while it is pending';
+COMMENT ON COLUMN @extschema@.idem_outbox.last_error IS
+	'what went wrong at the last attempt';
+
+COMMENT ON SEQUENCE @extschema@.idem_outbox_id_seq IS
+	'ids of messages';
+
+CREATE FUNCTION @extschema@.idem_publish(
+	topic			pg_catalog.text,
+	payload			pg_catalog.jsonb,
+	group_key		pg_catalog.text DEFAULT NULL,
+	headers			pg_catalog.jsonb DEFAULT NULL,
+	message_id		pg_catalog.uuid DEFAULT NULL,
+	delay			pg_catalog.interval DEFAULT NULL,
+	max_attempts	pg_catalog.int4 DEFAULT NULL)
+RETURNS pg_catalog.uuid
+AS 'MODULE_PATHNAME', 'idem_publish'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_publish(pg_catalog.text, pg_catalog.jsonb, pg_catalog.text, pg_catalog.jsonb, pg_catalog.uuid, pg_catalog.interval, pg_catalog.int4) IS
+	'put a message into the outbox, in this transaction; returns its message_id';
+
+CREATE FUNCTION @extschema@.idem_outbox_take(
+	topic			pg_catalog.text,
+	max				pg_catalog.int4 DEFAULT 1,
+	lease			pg_catalog.interval DEFAULT NULL)
+RETURNS SETOF @extschema@.idem_outbox
+AS 'MODULE_PATHNAME', 'idem_outbox_take'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_outbox_take(pg_catalog.text, pg_catalog.int4, pg_catalog.interval) IS
+	'take messages of a topic for delivery, max at the most, each for one caller';
+
+CREATE FUNCTION @extschema@.idem_outbox_done(
+	id				pg_catalog.int8,
+	attempt			pg_catalog.int4)
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME', 'idem_outbox_done'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_outbox_done(pg_catalog.int8, pg_catalog.int4) IS
+	'a message was delivered: remove it';
+
+CREATE FUNCTION @extschema@.idem_outbox_fail(
+	id				pg_catalog.int8,
+	attempt			pg_catalog.int4,
+	error			pg_catalog.text DEFAULT NULL,
+	retry_after		pg_catalog.interval DEFAULT NULL,
+	dead			pg_catalog.bool DEFAULT false)
+RETURNS pg_catalog.timestamptz
+AS 'MODULE_PATHNAME', 'idem_outbox_fail'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_outbox_fail(pg_catalog.int8, pg_catalog.int4, pg_catalog.text, pg_catalog.interval, pg_catalog.bool) IS
+	'a message was not delivered; returns when it is tried again, NULL if it is a dead letter';
+
+CREATE FUNCTION @extschema@.idem_outbox_redrive(
+	topic			pg_catalog.text DEFAULT NULL,
+	id				pg_catalog.int8 DEFAULT NULL,
+	max				pg_catalog.int4 DEFAULT NULL)
+RETURNS pg_catalog.int8
+AS 'MODULE_PATHNAME', 'idem_outbox_redrive'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_outbox_redrive(pg_catalog.text, pg_catalog.int8, pg_catalog.int4) IS
+	'publish dead letters again, oldest first, max at the most; returns how many';
+
+CREATE VIEW @extschema@.idem_outbox_dead AS
+SELECT id, message_id, topic, group_key, payload, headers, created_at,
+	attempt, dead_at, last_error
+FROM @extschema@.idem_outbox
+WHERE dead_at IS NOT NULL;
+
+COMMENT ON VIEW @extschema@.idem_outbox_dead IS
+	'dead letters: messages that are not tried any more';
+COMMENT ON COLUMN @extschema@.idem_outbox_dead.id IS
+	'names the message to idem_outbox_redrive';
+COMMENT ON COLUMN @extschema@.idem_outbox_dead.message_id IS
+	'what a consumer knows the message by';
+COMMENT ON COLUMN @extschema@.idem_outbox_dead.topic IS
+	'what the message is about';
+COMMENT ON COLUMN @extschema@.idem_outbox_dead.group_key IS
+	'its group, if it has one';
+COMMENT ON COLUMN @extschema@.idem_outbox_dead.payload IS
+	'the message';
+COMMENT ON COLUMN @extschema@.idem_outbox_dead.headers IS
+	'what goes with it';
+COMMENT ON COLUMN @extschema@.idem_outbox_dead.created_at IS
+	'when the message was published';
+COMMENT ON COLUMN @extschema@.idem_outbox_dead.attempt IS
+	'how many times it was taken';
+COMMENT ON COLUMN @extschema@.idem_outbox_dead.dead_at IS
+	'when it became a dead letter';
+COMMENT ON COLUMN @extschema@.idem_outbox_dead.last_error IS
+	'what went wrong at the last attempt';
+
+CREATE VIEW @extschema@.idem_outbox_topics AS
+SELECT topic,
+	pg_catalog.count(*) FILTER (WHERE dead_at IS NULL) AS pending,
+	pg_catalog.count(*) FILTER (WHERE dead_at IS NULL
+		AND lease_until OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()) AS taken,
+	pg_catalog.count(*) FILTER (WHERE dead_at IS NULL AND attempt OPERATOR(pg_catalog.>) 0
+		AND lease_until IS NULL) AS failing,
+	pg_catalog.min(created_at) FILTER (WHERE dead_at IS NULL) AS oldest,
+	pg_catalog.count(dead_at) AS dead
+FROM @extschema@.idem_outbox
+GROUP BY topic;
+
+COMMENT ON VIEW @extschema@.idem_outbox_topics IS
+	'what is in the outbox, topic by topic';
+COMMENT ON COLUMN @extschema@.idem_outbox_topics.topic IS
+	'the topic';
+COMMENT ON COLUMN @extschema@.idem_outbox_topics.pending IS
+	'messages that are to be delivered';
+COMMENT ON COLUMN @extschema@.idem_outbox_topics.taken IS
+	'of these, how many a relay has just now';
+COMMENT ON COLUMN @extschema@.idem_outbox_topics.failing IS
+	'of these, how many have failed and wait for their next attempt';
+COMMENT ON COLUMN @extschema@.idem_outbox_topics.oldest IS
+	'when the oldest pending message was published';
+COMMENT ON COLUMN @extschema@.idem_outbox_topics.dead IS
+	'dead letters';
+
+-- keys, policies and messages survive pg_dump, and so does the next id (one
+-- statement for each: they all change the extension's row)
 SELECT pg_catalog.pg_extension_config_dump(c.oid, '')
 FROM pg_catalog.pg_extension e
 JOIN pg_catalog.pg_class c
@@ -323,6 +503,20 @@ JOIN pg_catalog.pg_class c
 	ON c.relnamespace OPERATOR(pg_catalog.=) e.extnamespace
 WHERE e.extname OPERATOR(pg_catalog.=) 'pg_idem'
 	AND c.relname OPERATOR(pg_catalog.=) 'idem_service_policies';
+
+SELECT pg_catalog.pg_extension_config_dump(c.oid, '')
+FROM pg_catalog.pg_extension e
+JOIN pg_catalog.pg_class c
+	ON c.relnamespace OPERATOR(pg_catalog.=) e.extnamespace
+WHERE e.extname OPERATOR(pg_catalog.=) 'pg_idem'
+	AND c.relname OPERATOR(pg_catalog.=) 'idem_outbox';
+
+SELECT pg_catalog.pg_extension_config_dump(c.oid, '')
+FROM pg_catalog.pg_extension e
+JOIN pg_catalog.pg_class c
+	ON c.relnamespace OPERATOR(pg_catalog.=) e.extnamespace
+WHERE e.extname OPERATOR(pg_catalog.=) 'pg_idem'
+	AND c.relname OPERATOR(pg_catalog.=) 'idem_outbox_id_seq';
 
 CREATE TYPE @extschema@.idem_claim AS (
 	proceed			pg_catalog.bool,
@@ -930,6 +1124,11 @@ REVOKE ALL ON FUNCTION
 	@extschema@.idem_resume(pg_catalog.int4, pg_catalog.text, pg_catalog.interval, pg_catalog.bool, pg_catalog.text, pg_catalog.text, pg_catalog.regclass),
 	@extschema@.idem_child_key(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text),
 	@extschema@.idem_call(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.regprocedure, pg_catalog.text, pg_catalog.interval, pg_catalog.interval, pg_catalog.interval, pg_catalog.timestamptz, pg_catalog.regclass),
+	@extschema@.idem_publish(pg_catalog.text, pg_catalog.jsonb, pg_catalog.text, pg_catalog.jsonb, pg_catalog.uuid, pg_catalog.interval, pg_catalog.int4),
+	@extschema@.idem_outbox_take(pg_catalog.text, pg_catalog.int4, pg_catalog.interval),
+	@extschema@.idem_outbox_done(pg_catalog.int8, pg_catalog.int4),
+	@extschema@.idem_outbox_fail(pg_catalog.int8, pg_catalog.int4, pg_catalog.text, pg_catalog.interval, pg_catalog.bool),
+	@extschema@.idem_outbox_redrive(pg_catalog.text, pg_catalog.int8, pg_catalog.int4),
 	@extschema@.idem_expire(pg_catalog.int4),
 	@extschema@.idem_create_table(pg_catalog.text),
 	@extschema@.idem_grant(pg_catalog.regrole),
@@ -943,6 +1142,9 @@ REVOKE ALL ON TYPE
 	@extschema@.idem_unfinished,
 	@extschema@.idem_stats,
 	@extschema@.idem_services,
+	@extschema@.idem_outbox,
+	@extschema@.idem_outbox_dead,
+	@extschema@.idem_outbox_topics,
 	@extschema@.idem_state,
 	@extschema@.idempotency_key,
 	@extschema@.idem_claim
@@ -954,7 +1156,14 @@ REVOKE ALL ON TABLE
 	@extschema@.idem_service_policies,
 	@extschema@.idem_unfinished,
 	@extschema@.idem_stats,
-	@extschema@.idem_services
+	@extschema@.idem_services,
+	@extschema@.idem_outbox,
+	@extschema@.idem_outbox_dead,
+	@extschema@.idem_outbox_topics
+FROM PUBLIC;
+
+REVOKE ALL ON SEQUENCE
+	@extschema@.idem_outbox_id_seq
 FROM PUBLIC;
 
 GRANT EXECUTE ON FUNCTION

@@ -248,5 +248,12 @@ SELECT idem_receive('c', '{}'::text[]);
 ROLLBACK;
 SELECT idem_receive('c', ARRAY['a']);
 
+-- counted as the route that it is
+SELECT idem_stats_reset();
+SELECT idem_receive('counted', 'a'), idem_receive('counted', 'a'), idem_receive('counted', ARRAY['a', 'b', 'c']);
+SELECT outcome FROM idem_begin('claim', 'counted', NULL);
+SELECT idem_receive('counted', 'claim');
+SELECT started, replayed, in_progress FROM idem_stats WHERE route = 'counted';
+
 DROP TABLE work;
 TRUNCATE idempotency_keys;

@@ -13,7 +13,7 @@
  *	- one of the types is changed or dropped (TYPEOID callback; the hash
  *	  value is compared, for that callback fires for every CREATE TABLE of
  *	  the database), or
- *	- the default store or a table of policies is changed or dropped
+ *	- the default store, a table of policies or the outbox is changed or dropped
  *	  (relcache callback).
  * DROP EXTENSION does both, so OIDs never outlive DROP + CREATE EXTENSION.
  * That the extension is missing is never remembered.
@@ -83,8 +83,30 @@ static void
 relation_changed(Datum arg, Oid relid)
 {
 	if (!OidIsValid(relid) || relid == catalog.default_store ||
-		relid == catalog.routes || relid == catalog.service_policies)
+		relid == catalog.routes || relid == catalog.service_policies ||
+		relid == catalog.outbox)
 		catalog_valid = false;
+}
+
+/*
+ * Does a relation begin with columns of these types?  Those that its owner has
+ * changed, or another version has made, must not be read.
+ */
+bool
+idem_has_columns(Relation rel, const Oid *types, int natts)
+{
+	TupleDesc	desc = RelationGetDescr(rel);
+
+	if (desc->natts < natts)
+		return false;
+	for (int i = 0; i < natts; i++)
+	{
+		Form_pg_attribute att = TupleDescAttr(desc, i);
+
+		if (att->attisdropped || att->atttypid != types[i])
+			return false;
+	}
+	return true;
 }
 
 /*
@@ -210,7 +232,7 @@ typed_table_of(Oid relid)
 	return type;
 }
 
-/* Find the tables: the default store by its type, policies by name. */
+/* Find the tables: the default store by its type, the others by name. */
 static void
 find_tables(IdemCatalog *found)
 {
@@ -227,6 +249,8 @@ find_tables(IdemCatalog *found)
 			found->routes = relid;
 		else if (name != NULL && strcmp(name, "idem_service_policies") == 0)
 			found->service_policies = relid;
+		else if (name != NULL && strcmp(name, "idem_outbox") == 0)
+			found->outbox = relid;
 	}
 }
 
@@ -288,7 +312,7 @@ load_catalog(void)
 
 	/* that something is missing is never remembered */
 	catalog_valid = OidIsValid(found.default_store) &&
-		OidIsValid(found.service_policies);
+		OidIsValid(found.service_policies) && OidIsValid(found.outbox);
 	return true;
 }
 
@@ -312,6 +336,30 @@ bool
 idem_catalog_exists(void)
 {
 	return catalog_valid || load_catalog();
+}
+
+/*
+ * Open one of the extension's tables, named by where idem_catalog() has its
+ * OID.  If the extension was dropped and created again while we waited for
+ * the lock, the OID that we had is void and the catalog knows the new one.
+ * NULL if there is none.
+ */
+Relation
+idem_open_member(const Oid *member, LOCKMODE lockmode)
+{
+	Relation	rel = NULL;
+	Oid			tried = InvalidOid;
+
+	while (rel == NULL)
+	{
+		(void) idem_catalog();	/* brings *member up to date */
+		if (*member == tried)
+			break;
+		tried = *member;
+		if (OidIsValid(tried))
+			rel = try_table_open(tried, lockmode);
+	}
+	return rel;
 }
 
 /*

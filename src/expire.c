@@ -6,7 +6,8 @@
  * What is done: results past their route's response_ttl are dropped (by a
  * worker once an hour), and keys are removed: finished ones past expires_at,
  * and claims left in progress once both their lease and their expires_at are
- * over, unless on_lost_lease is "hold".  Each of the latter is logged.
+ * over, unless on_lost_lease is "hold".  Each of the latter is logged.  From
+ * the outbox go dead letters past pg_idem.outbox_dead_ttl; each is logged.
  *
  * How: with SQL, in batches of at most pg_idem.expire_batch rows and about
  * half a second, oldest first, each batch a transaction of its own in the
@@ -456,8 +457,44 @@ drop_batch(Sweep *sweep, const char *store_name, int size)
 }
 
 /*
- * Open the store for a sweep; NULL if it is gone, is no store any more, or
- * is locked by somebody for whom we do not wait.
+ * Remove the next dead letters whose time is over.  Returns false when there
+ * are no more.
+ */
+static bool
+remove_dead_letters(Sweep *sweep, const char *outbox_name, int size)
+{
+	Oid			types[2] = {TIMESTAMPTZOID, INT4OID};
+	Datum		values[2];
+	char	   *sql;
+
+	if (idem_outbox_dead_ttl == 0)
+		return false;
+
+	sql = psprintf("DELETE FROM ONLY %s WHERE id = ANY (ARRAY ("
+				   "SELECT id FROM ONLY %s WHERE dead_at <= $1"
+				   " ORDER BY dead_at LIMIT $2 FOR UPDATE SKIP LOCKED))"
+				   " RETURNING topic, message_id::text, attempt",
+				   outbox_name, outbox_name);
+	values[0] = TimestampTzGetDatum(sweep->now -
+									idem_outbox_dead_ttl * USECS_PER_SEC);
+	values[1] = Int32GetDatum(size);
+	if (SPI_execute_with_args(sql, 2, types, values, NULL, false, 0) !=
+		SPI_OK_DELETE_RETURNING)
+		elog(ERROR, "could not remove dead letters: %s",
+			 SPI_result_code_string(SPI_result));
+	for (uint64 i = 0; i < SPI_processed; i++)
+		ereport(LOG,
+				(errmsg("removed dead letter %s of topic \"%s\"",
+						picked_text(SPI_tuptable, i, 2),
+						picked_text(SPI_tuptable, i, 1)),
+				 errdetail("It was tried %d times; pg_idem.outbox_dead_ttl is over.",
+						   DatumGetInt32(picked(SPI_tuptable, i, 3)))));
+	return SPI_processed == (uint64) size;
+}
+
+/*
+ * Open the store, or the outbox, for a sweep; NULL if it is gone, is no store
+ * any more, or is locked by somebody for whom we do not wait.
  */
 static Relation
 open_for_sweep(const Sweep *sweep)
@@ -473,7 +510,8 @@ open_for_sweep(const Sweep *sweep)
 		return NULL;
 	if (rel->rd_rel->relkind != RELKIND_RELATION ||
 		rel->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT ||
-		rel->rd_rel->reloftype != idem_catalog()->key_type)
+		(rel->rd_rel->reloftype != idem_catalog()->key_type &&
+		 sweep->relid != idem_catalog()->outbox))
 	{
 		table_close(rel, NoLock);
 		return NULL;
@@ -541,22 +579,14 @@ sweep_batch(Sweep *sweep, SweepStep step, int size)
 {
 	Relation	rel = open_for_sweep(sweep);
 	char	   *store_name;
-	Oid			save_userid;
-	int			save_sec_context;
-	int			save_nestlevel;
+	IdemCaller	caller;
 	bool		more;
 
 	if (rel == NULL)
 		return false;
 	store_name = idem_qualified_name(rel);
 
-	GetUserIdAndSecContext(&save_userid, &save_sec_context);
-	SetUserIdAndSecContext(rel->rd_rel->relowner,
-						   save_sec_context | SECURITY_RESTRICTED_OPERATION);
-	save_nestlevel = NewGUCNestLevel();
-	(void) set_config_option("search_path", "pg_catalog, pg_temp",
-							 PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
-							 true, 0, false);
+	idem_become_owner(rel, &caller);
 	SPI_connect();
 
 	set_constraints(rel, false);
@@ -564,8 +594,7 @@ sweep_batch(Sweep *sweep, SweepStep step, int size)
 	set_constraints(rel, true);
 
 	SPI_finish();
-	AtEOXact_GUC(false, save_nestlevel);
-	SetUserIdAndSecContext(save_userid, save_sec_context);
+	idem_become_caller(&caller);
 	table_close(rel, NoLock);
 	return more;
 }
@@ -609,11 +638,22 @@ expire_store(Oid relid, int64 max)
 	return sweep.removed;
 }
 
+/* Sweep the outbox within the caller's transaction. */
+static void
+expire_dead_letters(void)
+{
+	Sweep		sweep;
+
+	sweep_start(&sweep, idem_catalog()->outbox, true);
+	while (sweep_batch(&sweep, remove_dead_letters, idem_expire_batch))
+		CHECK_FOR_INTERRUPTS();
+}
+
 /*
  * idem_expire(max int) returns bigint
  *
- * Sweeps the default store, and every other store whose owner's privileges
- * the caller has.  Returns how many keys were removed.
+ * Sweeps the default store, every other store whose owner's privileges the
+ * caller has, and the outbox.  Returns how many keys were removed.
  */
 Datum
 idem_expire(PG_FUNCTION_ARGS)
@@ -642,6 +682,7 @@ idem_expire(PG_FUNCTION_ARGS)
 			continue;
 		removed += expire_store(relid, max - removed);
 	}
+	expire_dead_letters();
 	PG_RETURN_INT64(removed);
 }
 
@@ -671,11 +712,12 @@ end_step(void)
 }
 
 /*
- * The stores of this database, allocated in the caller's context.  Returns
- * false if there is not the extension at all.
+ * The tables to sweep in this database, allocated in the caller's context:
+ * the default store, the outbox, and the further stores.  Returns false if
+ * there is not the extension at all.
  */
 static bool
-find_stores(List **stores, Oid *default_store)
+find_tables(List **tables, Oid *default_store, Oid *outbox)
 {
 	MemoryContext context = CurrentMemoryContext;
 	bool		exists;
@@ -687,8 +729,10 @@ find_stores(List **stores, Oid *default_store)
 		List	   *found = idem_stores();
 
 		MemoryContextSwitchTo(context);
-		*stores = list_copy(found);
 		*default_store = idem_catalog()->default_store;
+		*outbox = idem_catalog()->outbox;
+		*tables = list_insert_nth_oid(list_copy(found),
+									  Min(1, list_length(found)), *outbox);
 	}
 	end_step();
 	MemoryContextSwitchTo(context);
@@ -705,13 +749,13 @@ worker_batch(Sweep *sweep, SweepStep step)
 	bool		more = false;
 	char	   *name;
 
-	begin_step("removing expired idempotency keys");
+	begin_step("removing what is expired");
 	name = get_rel_name(sweep->relid);
 	if (name != NULL && idem_lock_extension() && idem_catalog_exists() &&
 		!idem_database_is_wanted())
 	{
 		pgstat_report_activity(STATE_RUNNING,
-							   psprintf("removing expired idempotency keys from \"%s\"",
+							   psprintf("removing what is expired from \"%s\"",
 										name));
 		more = sweep_batch(sweep, step, idem_expire_batch);
 		if (!more && step == remove_batch)
@@ -782,12 +826,13 @@ override_settings(void)
 void
 idem_expire_main(Datum arg)
 {
-	List	   *stores = NIL;
+	List	   *tables = NIL;
 	ListCell   *lc;
 	Oid			default_store;
+	Oid			outbox;
 	TimestampTz deadline = TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
 													   MAX_SWEEP_MSECS);
-	bool		default_trouble = false;
+	bool		own_trouble = false;
 	bool		further_trouble = false;
 
 	/* the default of background workers would exit within the handler */
@@ -800,37 +845,38 @@ idem_expire_main(Datum arg)
 												"pg_idem sweep",
 												ALLOCSET_DEFAULT_SIZES));
 
-	if (!find_stores(&stores, &default_store))
+	if (!find_tables(&tables, &default_store, &outbox))
 	{
 		idem_launcher_report(IDEM_REPORT_ABSENT);
 		proc_exit(0);
 	}
 
-	foreach(lc, stores)
+	foreach(lc, tables)
 	{
 		Sweep		sweep;
-		bool		is_default = (lfirst_oid(lc) == default_store);
+		bool		is_outbox = (lfirst_oid(lc) == outbox);
+		bool		is_own = (is_outbox || lfirst_oid(lc) == default_store);
 
-		/* what holds up a further store must not hold up the default one */
-		if (!is_default && !idem_launcher_wants_further_stores())
+		/* what holds up a further store must not hold up our own tables */
+		if (!is_own && !idem_launcher_wants_further_stores())
 			continue;
-		if (!is_default && !default_trouble)
+		if (!is_own && !own_trouble)
 			idem_launcher_report(IDEM_REPORT_FURTHER_TROUBLE);
 
 		sweep_start(&sweep, lfirst_oid(lc), false);
 		sweep.deadline = deadline;
-		worker_sweep(&sweep, remove_batch);
-		if (idem_launcher_wants_results_dropped())
+		worker_sweep(&sweep, is_outbox ? remove_dead_letters : remove_batch);
+		if (!is_outbox && idem_launcher_wants_results_dropped())
 			worker_sweep(&sweep, drop_batch);
 		if (sweep.broken_off || sweep.failed > 0)
 		{
-			if (is_default)
-				default_trouble = true;
+			if (is_own)
+				own_trouble = true;
 			else
 				further_trouble = true;
 		}
 	}
-	idem_launcher_report(default_trouble ? IDEM_REPORT_TROUBLE :
+	idem_launcher_report(own_trouble ? IDEM_REPORT_TROUBLE :
 						 further_trouble ? IDEM_REPORT_FURTHER_TROUBLE :
 						 IDEM_REPORT_SWEPT);
 	proc_exit(0);

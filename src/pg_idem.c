@@ -37,6 +37,9 @@ int			idem_max_services = 1000;
 bool		idem_expire_enabled = true;
 int			idem_expire_naptime = 10;
 int			idem_expire_batch = 1000;
+int			idem_outbox_max_attempts = 25;
+int			idem_outbox_dead_ttl = 30 * 24 * 60 * 60;
+bool		idem_outbox_notify = true;
 
 static const struct config_enum_entry on_lost_lease_options[] = {
 	{"resume", IDEM_LOST_RESUME, false},
@@ -199,6 +202,34 @@ define_expiry_settings(void)
 							NULL, NULL, NULL);
 }
 
+static void
+define_outbox_settings(void)
+{
+	DefineCustomIntVariable("pg_idem.outbox_max_attempts",
+							"How many times a message is tried that was published without a number of its own.",
+							"After that it is a dead letter.",
+							&idem_outbox_max_attempts,
+							25, 1, INT_MAX,
+							PGC_USERSET, 0,
+							NULL, NULL, NULL);
+
+	DefineCustomIntVariable("pg_idem.outbox_dead_ttl",
+							"How long dead letters are kept.",
+							"Zero keeps them until somebody removes them.",
+							&idem_outbox_dead_ttl,
+							30 * 24 * 60 * 60, 0, INT_MAX,
+							PGC_SIGHUP, GUC_UNIT_S,
+							NULL, NULL, NULL);
+
+	DefineCustomBoolVariable("pg_idem.outbox_notify",
+							 "Wakes relays by NOTIFY when a transaction that has published commits.",
+							 "The server lets one such transaction commit at a time.",
+							 &idem_outbox_notify,
+							 true,
+							 PGC_USERSET, 0,
+							 NULL, NULL, NULL);
+}
+
 void
 _PG_init(void)
 {
@@ -206,6 +237,7 @@ _PG_init(void)
 	define_claim_settings();
 	define_retry_settings();
 	define_expiry_settings();
+	define_outbox_settings();
 	MarkGUCPrefixReserved("pg_idem");
 
 	if (!process_shared_preload_libraries_in_progress)

@@ -13,7 +13,8 @@
  * store.c knows no policy; claim.c, finish.c and receive.c touch no buffer;
  * policy.c, http.c, hash.c, key.c, problem.c, etag.c and retry.c touch no
  * table.  Budgets, breakers and counters (budget.c, breaker.c, stats.c) are in
- * shared memory (shmem.c).
+ * shared memory (shmem.c).  The outbox (outbox.c, outbox_pick.c) stands beside
+ * all that, with a table of its own.
  *
  * Copyright (c) 2026, pg_idem contributors
  *
@@ -130,6 +131,9 @@ extern int	idem_max_services;
 extern bool idem_expire_enabled;
 extern int	idem_expire_naptime;	/* seconds */
 extern int	idem_expire_batch;
+extern int	idem_outbox_max_attempts;
+extern int	idem_outbox_dead_ttl;	/* seconds */
+extern bool idem_outbox_notify;
 
 /* ---------------- catalog.c: the extension's own objects ---------------- */
 
@@ -143,10 +147,13 @@ typedef struct IdemCatalog
 	Oid			default_store;	/* idempotency_keys */
 	Oid			routes;			/* idem_routes */
 	Oid			service_policies;	/* idem_service_policies */
+	Oid			outbox;			/* idem_outbox */
 } IdemCatalog;
 
 extern const IdemCatalog *idem_catalog(void);
 extern bool idem_catalog_exists(void);
+extern bool idem_has_columns(Relation rel, const Oid *types, int natts);
+extern Relation idem_open_member(const Oid *member, LOCKMODE lockmode);
 extern bool idem_lock_extension(void);
 extern List *idem_member_functions(const char *name);
 extern IdemState idem_state_from_datum(Datum label);
@@ -154,6 +161,19 @@ extern Datum idem_state_to_datum(IdemState state);
 extern List *idem_stores(void);
 extern char *idem_extension_schema(void);
 extern char *idem_qualified_name(Relation rel);
+
+/* ---------------- owner.c: SQL as a table's owner ---------------- */
+
+/* Who called, and with what settings */
+typedef struct IdemCaller
+{
+	Oid			userid;
+	int			sec_context;
+	int			settings_level;
+} IdemCaller;
+
+extern void idem_become_owner(Relation rel, IdemCaller *caller);
+extern void idem_become_caller(const IdemCaller *caller);
 
 /* ---------------- store.c: rows of a store ---------------- */
 
@@ -412,6 +432,7 @@ extern int64 idem_arg_usecs(FunctionCallInfo fcinfo, int argno,
 extern int64 idem_interval_usecs(const Interval *span, const char *what);
 extern Datum idem_usecs_to_interval(int64 usecs);
 extern int64 idem_exponential(int64 base, int64 cap, int32 n);
+extern int64 idem_full_jitter(int64 base, int64 cap, int32 retry);
 
 /* ---------------- claim.c: what idem_begin answers ---------------- */
 
@@ -576,6 +597,24 @@ extern void idem_digest_add(pg_cryptohash_ctx *ctx, const void *data,
 extern void idem_digest_add_tagged(pg_cryptohash_ctx *ctx, char tag,
 								   const char *data, size_t len);
 extern bytea *idem_digest_end(pg_cryptohash_ctx *ctx);
+/* ---------------- outbox_pick.c: which messages may be taken ------------- */
+
+/* Columns of idem_outbox that are read without SQL */
+#define Anum_outbox_id				1
+#define Anum_outbox_topic			3
+#define Anum_outbox_group_key		4
+#define Anum_outbox_max_attempts	8
+#define Anum_outbox_available_at	9
+#define Anum_outbox_attempt			10
+#define Anum_outbox_lease_until		11
+#define Anum_outbox_dead_at			12
+
+/* Is shown a message that may be taken; false: that is enough */
+typedef bool (*IdemConsider) (Relation rel, TupleTableSlot *row, void *arg);
+
+extern void idem_outbox_pick(Relation rel, text *topic, TimestampTz now,
+							 IdemConsider consider, void *arg);
+extern bool idem_outbox_lock(Relation rel, TupleTableSlot *row);
 
 /* ---------------- http.c: headers ---------------- */
 

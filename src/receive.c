@@ -144,6 +144,7 @@ take(IdemStore *store, const Request *req, Verdict verdict, TimestampTz now)
 static void
 refuse(const IdemKey *message, Verdict verdict)
 {
+	idem_count_outcome(message->route, IDEM_WAS_IN_PROGRESS, false);
 	ereport(ERROR,
 			(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
 			 errmsg("could not receive message \"%s\" of consumer \"%s\"",
@@ -171,6 +172,7 @@ receive(IdemStore *store, const Request *req)
 		switch (verdict)
 		{
 			case VERDICT_RECEIVED:
+				idem_count_outcome(req->message.route, IDEM_REPLAYED, false);
 				return false;
 
 			case VERDICT_NEW:
@@ -178,6 +180,8 @@ receive(IdemStore *store, const Request *req)
 				switch (take(store, req, verdict, now))
 				{
 					case IDEM_LOCKED:
+						idem_count_outcome(req->message.route, IDEM_STARTED,
+										   false);
 						return true;
 					case IDEM_LOCK_CHANGED:
 						idem_store_look_again(store, &req->message, &rounds);

@@ -155,6 +155,15 @@ next_wait(Backoff *backoff, int32 retry)
 	return v;
 }
 
+/* A wait with full jitter, for what the server itself puts off */
+int64
+idem_full_jitter(int64 base, int64 cap, int32 retry)
+{
+	Backoff		backoff = {.base = base, .cap = cap, .jitter = JITTER_FULL};
+
+	return next_wait(&backoff, retry);
+}
+
 static Jitter
 arg_jitter(FunctionCallInfo fcinfo, int argno)
 {

@@ -128,23 +128,11 @@ forget_last_insert(Datum arg, Oid relid)
  * ----------------------------------------------------------------
  */
 
-/*
- * Open the default store.  If the extension was dropped and created again
- * while we waited for the lock, the OID that we had is void and the catalog
- * knows the new one.
- */
 static Relation
 open_default_store(LOCKMODE lockmode)
 {
-	Relation	rel = NULL;
-	Oid			relid;
-
-	do
-	{
-		relid = idem_catalog()->default_store;
-		if (OidIsValid(relid))
-			rel = try_table_open(relid, lockmode);
-	} while (rel == NULL && relid != idem_catalog()->default_store);
+	Relation	rel = idem_open_member(&idem_catalog()->default_store,
+									   lockmode);
 
 	if (rel == NULL)
 		ereport(ERROR,

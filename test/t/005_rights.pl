@@ -59,7 +59,7 @@ my %call = (
 	idem_get_stats => 'SELECT idem_get_stats()',
 	idem_get_services => 'SELECT idem_get_services()',
 	idem_stats_reset => 'SELECT idem_stats_reset()');
-my $granted = qr/begin|finish|lookup|budget|breaker|hedge/;
+my $granted = qr/begin|finish|lookup|receive|budget|breaker|hedge/;
 
 my @on_table = (
 	'SELECT FROM idempotency_keys',

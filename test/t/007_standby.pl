@@ -61,6 +61,11 @@ my %writes = (
 	idem_finish => "SELECT idem_finish('open', '1', attempt => 1)",
 	idem_receive => "SELECT idem_receive('r', 'm')",
 	'idem_receive of a batch' => "SELECT idem_receive('r', ARRAY['m'])",
+	idem_publish => "SELECT idem_publish('t', '1', 'g')",
+	idem_outbox_take => "SELECT idem_outbox_take('t')",
+	idem_outbox_done => "SELECT idem_outbox_done(1, 1)",
+	idem_outbox_fail => "SELECT idem_outbox_fail(1, 1)",
+	idem_outbox_redrive => "SELECT idem_outbox_redrive()",
 	idem_expire => "SELECT idem_expire()",
 	idem_create_table => "SELECT idem_create_table('more')",
 	idem_grant => "SELECT idem_grant(CURRENT_USER::regrole)");

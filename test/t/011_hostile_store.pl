@@ -106,14 +106,21 @@ foreach my $change (
 	[ 'idem_service_policies', 'DROP COLUMN open_time' ],
 	[ 'idem_service_policies', 'RENAME TO idem_nothing' ],
 	[ 'idem_routes', 'DROP CONSTRAINT idem_routes_keep_check, ALTER keep TYPE int USING 1' ],
-	[ 'idem_routes', 'DROP COLUMN response_ttl' ])
+	[ 'idem_routes', 'DROP COLUMN response_ttl' ],
+	[ 'idem_outbox', 'ALTER available_at TYPE text' ],
+	[ 'idem_outbox', 'ALTER max_attempts TYPE text' ])
 {
 	my ($table, $action) = @$change;
-	my $call = $table eq 'idem_routes' ? "idem_begin('k', 'r', NULL)" : "idem_breaker_allow('s')";
+	my $call = {
+		idem_routes => "idem_begin('k', 'r', NULL)",
+		idem_service_policies => "idem_breaker_allow('s')",
+		idem_outbox => "idem_outbox_take('t')"
+	}->{$table};
 
 	sqlstate_is($node, 'postgres', undef, <<EOS, $action =~ /RENAME/ ? '42P01' : '55000', "$table: $action");
 INSERT INTO idem_service_policies (service, open_time) VALUES ('a', '1 h');
 INSERT INTO idem_routes (route, keep) VALUES ('a', 'all');
+SELECT idem_publish('t', '{}', 'g'), idem_publish('t', '{}');
 SELECT $call;
 BEGIN;
 ALTER TABLE $table $action;

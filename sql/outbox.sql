@@ -1,0 +1,330 @@
+--
+-- OUTBOX
+-- Messages in the caller's transaction: publish, take, done, fail, dead
+-- letters and redrive, with the fence before each.  Where a lease or a backoff
+-- must be over, the row is changed; what needs two sessions at a time is in
+-- test/isolation, and relays that die are in test/t.
+--
+
+CREATE FUNCTION lose_leases() RETURNS void
+BEGIN ATOMIC
+	UPDATE idem_outbox SET lease_until = '2000-01-01' WHERE lease_until IS NOT NULL;
+END;
+-- empty, and ids from 1 again
+CREATE FUNCTION reset_outbox() RETURNS void LANGUAGE sql
+	AS 'TRUNCATE idem_outbox RESTART IDENTITY';
+
+-- A message is there if its transaction is
+BEGIN;
+SELECT idem_publish('orders', '{"order": 1}') IS NOT NULL AS published;
+ROLLBACK;
+BEGIN;
+SELECT idem_publish('orders', '{"order": 2}') IS NOT NULL AS published;
+SAVEPOINT s;
+SELECT idem_publish('orders', '{"order": 3}', 'customer 1') IS NOT NULL AS published;
+ROLLBACK TO s;
+SELECT payload, attempt FROM idem_outbox_take('orders', 10);
+COMMIT;
+SELECT payload, attempt, lease_until > now() + interval '50 s' AS leased, dead_at, last_error FROM idem_outbox;
+-- the lease is live
+SELECT payload FROM idem_outbox_take('orders', 10);
+SELECT lose_leases();
+SELECT payload, attempt FROM idem_outbox_take('orders', 10);
+-- another topic
+SELECT payload FROM idem_outbox_take('order', 10);
+SELECT idem_outbox_done(id, 2) FROM idem_outbox;
+SELECT count(*) FROM idem_outbox;
+
+-- What is told comes back as it was
+SELECT reset_outbox();
+SELECT idem_publish('t', '{"a": [1.10, null]}', 'g "1"', '{"content-type": "x"}',
+	'6d25a684-9558-11e9-aa94-efccd7a0659b', max_attempts => 3);
+SELECT idem_publish('t', NULL, headers => '{}', message_id => '6d25a684-9558-11e9-aa94-efccd7a0659b');
+SELECT id, message_id, topic, group_key, payload, headers, created_at = available_at AS due,
+	max_attempts, attempt, dead_at, last_error
+FROM idem_outbox_take('t', 10);
+-- without one, each message has its own message_id
+SELECT count(DISTINCT idem_publish('u', to_jsonb(i))) FROM generate_series(1, 100) i;
+SELECT count(DISTINCT message_id) FROM idem_outbox WHERE topic = 'u';
+-- oldest first, max at the most
+SELECT payload FROM idem_outbox_take('u');
+SELECT payload FROM idem_outbox_take('u', 3);
+SELECT payload FROM idem_outbox_take('u', 0);
+SELECT count(*), min(payload::text::int), max(payload::text::int) FROM idem_outbox_take('u', NULL);
+-- as part of a statement
+SELECT reset_outbox();
+WITH o AS (SELECT i FROM generate_series(1, 3) i)
+SELECT count(idem_publish('t', to_jsonb(o.i))) FROM o;
+SELECT payload, idem_outbox_done(id, attempt) FROM idem_outbox_take('t', 2);
+SELECT (idem_outbox_take('t')).payload;
+SELECT payload FROM idem_outbox;
+-- a lease of one's own
+SELECT lose_leases();
+SELECT lease_until > now() + interval '59 min' AS long FROM idem_outbox_take('t', lease => '1h');
+SET pg_idem.lease = '2h';
+SELECT lose_leases();
+SELECT lease_until > now() + interval '119 min' AS long FROM idem_outbox_take('t');
+RESET pg_idem.lease;
+
+-- Later
+SELECT reset_outbox();
+SELECT idem_publish('t', '"later"', delay => '1h') IS NOT NULL AS published;
+SELECT idem_publish('t', '"now"', delay => '0') IS NOT NULL AS published;
+SELECT available_at - created_at AS delay FROM idem_outbox ORDER BY id;
+SELECT payload FROM idem_outbox_take('t', 10);
+
+-- A failure: tried again after a backoff of up to 1, 2, 4 ... seconds, or when
+-- the relay says; dead when its attempts are used up
+SELECT reset_outbox();
+SELECT idem_publish('t', '1', max_attempts => 3) IS NOT NULL AS published;
+SELECT attempt FROM idem_outbox_take('t');
+SELECT idem_outbox_fail(1, 1, 'connection refused') <= clock_timestamp() + interval '1 s' AS soon;
+SELECT attempt, lease_until, last_error, dead_at FROM idem_outbox;
+SELECT idem_outbox_fail(1, 1, 'still', '1h') > now() + interval '59 min' AS later;
+SELECT count(*) FROM idem_outbox_take('t');
+SELECT topic, pending, taken, failing, oldest = created_at AS oldest, dead FROM idem_outbox_topics JOIN idem_outbox USING (topic);
+SELECT idem_outbox_fail(1, 1, retry_after => '0') <= clock_timestamp() AS now;
+SELECT attempt, last_error FROM idem_outbox_take('t');
+SELECT topic, pending, taken, failing, dead FROM idem_outbox_topics;
+SELECT idem_outbox_fail(1, 2, 'no', '0') IS NULL AS dead;
+SELECT attempt FROM idem_outbox_take('t');
+SELECT idem_outbox_fail(1, 3, 'no more', '0') IS NULL AS dead;
+SELECT count(*) FROM idem_outbox_take('t');
+SELECT id, topic, payload, attempt, dead_at <= clock_timestamp() AS dead, last_error FROM idem_outbox_dead;
+SELECT topic, pending, taken, failing, oldest, dead FROM idem_outbox_topics;
+-- a relay that knows better
+SELECT idem_publish('t', '2') IS NOT NULL AS published;
+SELECT idem_outbox_fail(id, attempt, 'no such customer', dead => true) IS NULL AS dead FROM idem_outbox_take('t');
+SELECT payload, attempt, last_error FROM idem_outbox_dead ORDER BY id;
+-- the backoff: never more than its bound, and not always the same
+SELECT reset_outbox();
+SELECT idem_publish('t', '1', max_attempts => 1000000) IS NOT NULL AS published;
+UPDATE idem_outbox SET attempt = 5;
+SELECT bool_and(wait BETWEEN '-1 s' AND '16 s') AS bounded, max(wait) > '8 s' AS spread, min(wait) < '8 s' AS jitter
+FROM (SELECT idem_outbox_fail(1, 5) - clock_timestamp() AS wait FROM generate_series(1, 100)) w;
+UPDATE idem_outbox SET attempt = 999999;
+SELECT bool_and(wait BETWEEN '-1 s' AND '5 min') AS bounded, max(wait) > '2 min' AS spread
+FROM (SELECT idem_outbox_fail(1, 999999) - clock_timestamp() AS wait FROM generate_series(1, 100)) w;
+-- a long error is cut, between characters
+SELECT idem_outbox_fail(1, 999999, 'x' || repeat('é', 1000)) IS NULL AS dead;
+SELECT octet_length(last_error), right(last_error, 1) FROM idem_outbox;
+
+-- Poison: what kills its relay, which then never says so, is out of attempts
+-- too.  Those that were taken with it are handed out one by one, so that it
+-- does not take them with it.
+SELECT reset_outbox();
+SELECT idem_publish('t', to_jsonb(i), max_attempts => 2) IS NOT NULL AS published FROM generate_series(1, 3) i;
+SELECT payload, attempt FROM idem_outbox_take('t', 10);
+SELECT idem_publish('t', '4') IS NOT NULL AS published;
+SELECT lose_leases();
+SELECT payload, attempt FROM idem_outbox_take('t', 10);
+SELECT payload, attempt FROM idem_outbox_take('t', 10);
+SELECT idem_outbox_done(2, 2);
+SELECT lose_leases();
+SELECT payload, attempt FROM idem_outbox_take('t', 10);
+SELECT payload, attempt FROM idem_outbox_take('t', 10);
+SELECT id, attempt, last_error FROM idem_outbox_dead;
+-- ... nor with others that come first
+SELECT idem_outbox_done(id, attempt) FROM idem_outbox WHERE id > 1;
+SELECT idem_publish('t', to_jsonb(i)) IS NOT NULL AS published FROM generate_series(5, 7) i;
+UPDATE idem_outbox SET lease_until = '2000-01-01' WHERE payload = '6';
+SELECT payload FROM idem_outbox_take('t', 10);
+SELECT payload FROM idem_outbox_take('t', 10);
+-- who was given up for dead may still say that it is done
+SELECT idem_outbox_done(1, 1);
+SELECT idem_outbox_fail(1, 2, 'I saw it die') IS NULL AS dead;
+SELECT id, last_error FROM idem_outbox_dead;
+SELECT idem_outbox_done(1, 2);
+SELECT id FROM idem_outbox_dead;
+
+-- The fence
+SELECT reset_outbox();
+SELECT idem_publish('t', '1') IS NOT NULL AS published;
+SELECT attempt FROM idem_outbox_take('t');
+SELECT lose_leases();
+SELECT attempt FROM idem_outbox_take('t');
+SELECT idem_outbox_done(1, 1);
+SELECT idem_outbox_fail(1, 1, 'late');
+SELECT idem_outbox_done(1, 3);
+SELECT idem_outbox_fail(1, 0);
+SELECT attempt, last_error FROM idem_outbox;
+SELECT idem_outbox_done(1, 2);
+SELECT idem_outbox_done(1, 2);
+SELECT idem_outbox_fail(1, 2);
+-- the whole transaction fails with it
+CREATE TABLE delivered (id bigint);
+SELECT idem_publish('t', '2') IS NOT NULL AS published;
+BEGIN;
+INSERT INTO delivered SELECT id FROM idem_outbox_take('t');
+SELECT idem_outbox_done(id, 7) FROM delivered;
+COMMIT;
+SELECT count(*) FROM delivered;
+SELECT attempt FROM idem_outbox;
+DROP TABLE delivered;
+
+-- Groups: one at a time, in order; other groups, and messages of none, pass
+SELECT reset_outbox();
+SELECT count(idem_publish('t', to_jsonb(g || i), g)) FROM generate_series(1, 3) i, unnest(ARRAY['a', 'b']) g;
+SELECT idem_publish('t', '"free"') IS NOT NULL AS published;
+SELECT idem_publish('u', '"elsewhere"', 'a') IS NOT NULL AS published;
+SELECT payload FROM idem_outbox_take('t', 10);
+SELECT payload FROM idem_outbox_take('t', 10);
+SELECT payload FROM idem_outbox_take('u', 10);
+-- done, put off, dead
+SELECT idem_outbox_done(id, 1) FROM idem_outbox WHERE payload = '"a1"';
+SELECT idem_outbox_fail(id, 1, retry_after => '1h') IS NULL AS dead FROM idem_outbox WHERE payload = '"b1"';
+SELECT payload FROM idem_outbox_take('t', 10);
+SELECT idem_outbox_fail(id, 1, dead => true) IS NULL AS dead FROM idem_outbox WHERE payload = '"a2"';
+SELECT payload FROM idem_outbox_take('t', 10);
+-- what was published for later is waited for
+SELECT reset_outbox();
+SELECT idem_publish('t', '1', 'g', delay => '1h') IS NOT NULL AS published;
+SELECT idem_publish('t', '2', 'g') IS NOT NULL AS published;
+SELECT count(*) FROM idem_outbox_take('t', 10);
+UPDATE idem_outbox SET available_at = now();
+SELECT payload FROM idem_outbox_take('t', 10);
+-- out of attempts: the next one is handed out by the same call
+SELECT reset_outbox();
+SELECT idem_publish('t', to_jsonb(i), 'g', max_attempts => 1) IS NOT NULL AS published FROM generate_series(1, 4) i;
+UPDATE idem_outbox SET attempt = 1, lease_until = '2000-01-01' WHERE id < 3;
+SELECT payload FROM idem_outbox_take('t', 10);
+SELECT id, last_error FROM idem_outbox_dead ORDER BY id;
+
+-- many that wait behind others: the groups have their turns, in order
+SELECT reset_outbox();
+SELECT count(idem_publish('t', to_jsonb(g || i), g)) FROM unnest(ARRAY['c', 'a', 'b']) g, generate_series(1, 150) i;
+SELECT idem_publish('t', '"free"') IS NOT NULL AS published;
+SELECT idem_publish('t', '"d1"', 'd') IS NOT NULL AS published;
+SELECT payload FROM idem_outbox_take('t');
+SELECT payload FROM idem_outbox_take('t', 2);
+SELECT idem_outbox_done(id, 1) FROM idem_outbox WHERE payload IN ('"a1"', '"b1"');
+SELECT payload FROM idem_outbox_take('t');
+SELECT payload FROM idem_outbox_take('t');
+SELECT idem_outbox_done(id, 1) FROM idem_outbox WHERE payload IN ('"d1"', '"a2"');
+SELECT payload FROM idem_outbox_take('t', 10);
+SELECT payload FROM idem_outbox_take('t', 10);
+-- it is for every index to be there
+SELECT idem_outbox_take('none');
+BEGIN;
+UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'idem_outbox_groups'::regclass;
+SELECT idem_outbox_take('t');
+ROLLBACK;
+SELECT payload FROM idem_outbox_take('t', 10);
+-- others do not confuse it, also where they are found first
+SELECT reset_outbox();
+CREATE INDEX few ON idem_outbox (topic, available_at, id) WHERE dead_at IS NULL AND group_key IS NULL AND attempt > 5;
+CREATE INDEX odd ON idem_outbox (topic, available_at, id) WHERE attempt < 5 AND topic <> 'x';
+CREATE INDEX back ON idem_outbox (topic, available_at DESC, id) WHERE dead_at IS NULL AND group_key IS NULL;
+REINDEX INDEX CONCURRENTLY idem_outbox_ungrouped;
+REINDEX INDEX CONCURRENTLY idem_outbox_grouped;
+SELECT idem_publish('t', to_jsonb(i)) IS NOT NULL AS published FROM generate_series(1, 3) i;
+SELECT idem_publish('t', '4', 'g') IS NOT NULL AS published;
+SELECT payload FROM idem_outbox_take('t', 3);
+SELECT payload FROM idem_outbox_take('t', 3);
+DROP INDEX few, odd, back;
+
+-- Redrive: published again under another id, with the same message_id
+SELECT reset_outbox();
+SELECT idem_publish('t', to_jsonb(i), 'g', message_id => ('00000000-0000-0000-0000-00000000000' || i)::uuid, max_attempts => 1)
+FROM generate_series(1, 4) i;
+SELECT idem_publish('u', '5') IS NOT NULL AS published;
+UPDATE idem_outbox SET attempt = 1, dead_at = now(), last_error = 'no', created_at = '2000-01-01' WHERE id <> 3;
+SELECT idem_outbox_redrive('none'), idem_outbox_redrive(id => 3), idem_outbox_redrive(max => 0), idem_outbox_redrive('u', 1);
+SELECT idem_outbox_redrive('t', 2);
+SELECT idem_outbox_redrive('t', max => 1);
+SELECT id, message_id, group_key, payload, attempt, max_attempts, dead_at IS NOT NULL AS dead, created_at < '2000-01-02' AS old,
+	available_at > '2000-01-02' AS due, last_error FROM idem_outbox WHERE topic = 't' ORDER BY id;
+SELECT idem_outbox_redrive();
+SELECT count(*) FROM idem_outbox_dead;
+-- who has the old id is told
+SELECT idem_outbox_done(1, 1);
+SELECT idem_outbox_done(id, attempt), payload FROM idem_outbox_take('t');
+SELECT idem_outbox_done(id, attempt), payload FROM idem_outbox_take('t');
+SELECT idem_outbox_done(id, attempt), payload FROM idem_outbox_take('t');
+SELECT idem_outbox_done(id, attempt), payload FROM idem_outbox_take('t');
+
+-- Bad arguments
+SELECT idem_publish(NULL, '1');
+SELECT idem_publish('', '1');
+SELECT idem_publish(repeat('t', 256), '1');
+SELECT idem_publish(E'a\nb', '1');
+SELECT idem_publish('t', '1', '');
+SELECT idem_publish('t', '1', repeat('g', 256));
+SELECT idem_publish('t', '1', headers => '[]');
+SELECT idem_publish('t', '1', headers => '"x"');
+SELECT idem_publish('t', '1', delay => '-1 s');
+SELECT idem_publish('t', '1', delay => '300000 years');
+SELECT idem_publish('t', '1', max_attempts => 0);
+SELECT idem_outbox_take(NULL);
+SELECT idem_outbox_take('');
+SELECT idem_outbox_take('t', -1);
+SELECT idem_outbox_take('t', lease => '0');
+SELECT idem_outbox_take('t', lease => '-1 s');
+SELECT idem_outbox_done(NULL, 1);
+SELECT idem_outbox_done(1, NULL);
+SELECT idem_outbox_fail(NULL, 1);
+SELECT idem_outbox_fail(1, NULL);
+SELECT idem_outbox_fail(1, 1, retry_after => '-1 s');
+SELECT idem_outbox_redrive(max => -1);
+SELECT idem_outbox_redrive('');
+BEGIN READ ONLY;
+SELECT idem_publish('t', '1');
+ROLLBACK;
+BEGIN READ ONLY;
+SELECT idem_outbox_take('t');
+ROLLBACK;
+BEGIN READ ONLY;
+SELECT idem_outbox_done(1, 1);
+ROLLBACK;
+BEGIN READ ONLY;
+SELECT idem_outbox_fail(1, 1);
+ROLLBACK;
+BEGIN READ ONLY;
+SELECT idem_outbox_redrive();
+ROLLBACK;
+SELECT count(*) FROM idem_outbox;
+
+-- The settings of whoever publishes
+SET pg_idem.outbox_max_attempts = 2;
+SELECT idem_publish('t', '1') IS NOT NULL AS published;
+RESET pg_idem.outbox_max_attempts;
+SELECT max_attempts FROM idem_outbox;
+
+-- A plan made while there was next to nothing does not read a million rows through
+SELECT reset_outbox();
+SELECT idem_publish('t', '1') IS NOT NULL AS published;
+VACUUM ANALYZE idem_outbox;
+SELECT idem_outbox_done(id, attempt) FROM idem_outbox_take('t');
+INSERT INTO idem_outbox (message_id, topic, created_at, available_at, max_attempts)
+	SELECT gen_random_uuid(), CASE WHEN i < 20000 THEN 'x' ELSE 't' END, now(), now(), 1 FROM generate_series(1, 20001) i;
+SELECT pg_stat_force_next_flush();
+SELECT seq_scan AS scans_before, seq_tup_read AS rows_before FROM pg_stat_user_tables WHERE relname = 'idem_outbox' \gset
+SELECT count(idem_outbox_done(id, attempt)) FROM idem_outbox_take('t', 10);
+SELECT pg_stat_force_next_flush();
+SELECT seq_scan - :scans_before AS scans, seq_tup_read - :rows_before AS rows FROM pg_stat_user_tables WHERE relname = 'idem_outbox';
+
+-- A backend remembers its statements, and must notice when the table moves,
+-- goes and comes back
+SELECT reset_outbox();
+SELECT idem_publish('t', '1') IS NOT NULL AS published;
+CREATE SCHEMA "Odd schema";
+ALTER TABLE idem_outbox SET SCHEMA "Odd schema";
+SELECT idem_publish('t', '2') IS NOT NULL AS published;
+ALTER SCHEMA "Odd schema" RENAME TO "Odder schema";
+SELECT payload FROM idem_outbox_take('t', 10);
+ALTER TABLE "Odder schema".idem_outbox SET SCHEMA public;
+-- (a column more comes back as well)
+ALTER TABLE idem_outbox ADD COLUMN note text DEFAULT 'x';
+SELECT lose_leases();
+SELECT payload, note FROM idem_outbox_take('t');
+DROP FUNCTION lose_leases();
+DROP EXTENSION pg_idem;
+CREATE EXTENSION pg_idem SCHEMA "Odder schema";
+SELECT "Odder schema".idem_publish('t', '3') IS NOT NULL AS published;
+SELECT payload, "Odder schema".idem_outbox_done(id, attempt) FROM "Odder schema".idem_outbox_take('t');
+DROP EXTENSION pg_idem;
+DROP SCHEMA "Odder schema";
+CREATE EXTENSION pg_idem;
+SELECT idem_publish('t', '4') IS NOT NULL AS published;
+SELECT id, payload, idem_outbox_done(id, attempt) FROM idem_outbox_take('t');
+DROP FUNCTION reset_outbox();

@@ -1,0 +1,45 @@
+/*-------------------------------------------------------------------------
+ *
+ * owner.c
+ *	  SQL as a table's owner, on behalf of a caller without privileges on it.
+ *
+ * Whoever calls, a statement may fire triggers of the table's owner.  They
+ * run as the owner, under SECURITY_RESTRICTED_OPERATION and with a safe
+ * search_path, so neither side can make the other do anything: the owner's
+ * code does not run as the caller, who may be a superuser (the expiry worker
+ * is one), and the caller's search_path does not reach the owner's code.
+ * The server refuses to leave a deferred trigger behind meanwhile.
+ *
+ * After an error the transaction, or the savepoint, restores both.
+ *
+ * Copyright (c) 2026, pg_idem contributors
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "pg_idem.h"
+
+#include "miscadmin.h"
+#include "utils/rel.h"
+
+/*
+ * From here on until idem_become_caller(), be the owner of rel.  Settings
+ * made with GUC_ACTION_SAVE meanwhile hold for as long.
+ */
+void
+idem_become_owner(Relation rel, IdemCaller *caller)
+{
+	GetUserIdAndSecContext(&caller->userid, &caller->sec_context);
+	SetUserIdAndSecContext(rel->rd_rel->relowner,
+						   caller->sec_context | SECURITY_RESTRICTED_OPERATION);
+	caller->settings_level = NewGUCNestLevel();
+	(void) set_config_option("search_path", "pg_catalog, pg_temp",
+							 PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
+							 true, 0, false);
+}
+
+void
+idem_become_caller(const IdemCaller *caller)
+{
+	AtEOXact_GUC(false, caller->settings_level);
+	SetUserIdAndSecContext(caller->userid, caller->sec_context);
+}
