@@ -6,7 +6,7 @@
 #	relay.pl TOPIC		deliver until told to stop (SIGTERM)
 #
 # Connects to the database as psql does (PGHOST and so on), and to that of the
-# consumer, CONSUMER_DB.  Needs DBD::Pg.  LEASE and RETRY_AFTER are SQL
+# consumer, CONSUMER_DB, which has pg_idem too.  Needs DBD::Pg.  LEASE and RETRY_AFTER are SQL
 # intervals.
 #
 # The tests let it die: DIE_AT names the place.
@@ -123,9 +123,9 @@ sub is_new
 {
 	my ($message_id) = @_;
 
-	return $consumer_db->do(
-		'INSERT INTO processed (message_id) VALUES (?) ON CONFLICT DO NOTHING',
-		undef, $message_id) == 1;
+	# another delivery may be at it: 55P03, and this one fails
+	return ($consumer_db->selectrow_array(
+		q(SELECT idem_receive('relay', ?)), undef, $message_id))[0];
 }
 
 # What messages of the tests can do: kill whoever delivers them, be refused,

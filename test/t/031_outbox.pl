@@ -29,7 +29,7 @@ EOC
 $node->safe_psql('postgres', 'CREATE DATABASE consumer');
 $node->safe_psql(
 	'consumer', q(
-CREATE TABLE processed (message_id uuid PRIMARY KEY);
+CREATE EXTENSION pg_idem;
 CREATE TABLE effects (seq bigint GENERATED ALWAYS AS IDENTITY,
 	message_id uuid NOT NULL, group_key text);
 ));
