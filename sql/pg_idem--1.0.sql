@@ -172,7 +172,7 @@ COMMENT ON COLUMN @extschema@.idem_routes.ttl IS
 COMMENT ON COLUMN @extschema@.idem_routes.lease IS
 	'how long a committed claim is left to its owner';
 COMMENT ON COLUMN @extschema@.idem_routes.wait IS
-	'how long idem_begin and idem_receive wait for another transaction that has the key';
+	'how long idem_begin and idem_receive wait for another that has the key';
 COMMENT ON COLUMN @extschema@.idem_routes.max_attempts IS
 	'how many times a key may be executed';
 COMMENT ON COLUMN @extschema@.idem_routes.on_lost_lease IS

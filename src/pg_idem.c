@@ -76,7 +76,7 @@ define_claim_settings(void)
 							NULL, NULL, NULL);
 
 	DefineCustomIntVariable("pg_idem.wait",
-							"How long idem_begin and idem_receive wait for another transaction that has the key.",
+							"How long idem_begin and idem_receive wait for another that has the key.",
 							"Zero answers at once.",
 							&idem_wait,
 							0, 0, INT_MAX,

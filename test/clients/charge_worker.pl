@@ -9,7 +9,11 @@
 #									complete them, until there are no more
 #
 # Connects to the database as psql does (PGHOST and so on) and to the card
-# network at the URL in CARD_NETWORK.  Needs psql and Perl, nothing else.
+# network at the URL in CARD_NETWORK (card_network.pl plays one).  Needs psql
+# and Perl, pg_idem in the database, and
+#
+#	CREATE TABLE charges (id bigint GENERATED ALWAYS AS IDENTITY,
+#		key text, payment text, amount bigint);
 #
 # The tests let it die: DIE_AT names the place, and DIE_BY the signal that it
 # sends itself there.

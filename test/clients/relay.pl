@@ -6,7 +6,11 @@
 #	relay.pl TOPIC		deliver until told to stop (SIGTERM)
 #
 # Connects to the database as psql does (PGHOST and so on), and to that of the
-# consumer, CONSUMER_DB, which has pg_idem too.  Needs DBD::Pg.  LEASE and RETRY_AFTER are SQL
+# consumer, CONSUMER_DB; both have pg_idem, and that of the consumer
+#
+#	CREATE TABLE effects (message_id uuid, group_key text);
+#
+# Needs DBD::Pg.  LEASE and RETRY_AFTER are SQL
 # intervals.
 #
 # The tests let it die: DIE_AT names the place.
@@ -133,8 +137,8 @@ sub is_new
 sub have_effect
 {
 	my ($message) = @_;
-	my $payload = decode_json($message->{payload});
-	my $trouble = $payload->{trouble} || '';
+	my $payload = decode_json($message->{payload} // 'null');
+	my $trouble = ref $payload eq 'HASH' && $payload->{trouble} || '';
 
 	kill 'KILL', $$ if $trouble eq 'kills';
 	die "refused: no such customer\n" if $trouble eq 'refused';
