@@ -342,3 +342,27 @@ DROP TABLE http_seen, http_all, http_stored, http_plain, http_columns, http_many
 DROP DOMAIN http_pair_domain, http_money;
 DROP TYPE http_pair, http_colour;
 DELETE FROM idempotency_keys;
+
+--
+-- The handler of the README: key, claim, work, result and problem
+--
+CREATE TABLE http_charges (id bigint GENERATED ALWAYS AS IDENTITY, payment text, amount int);
+PREPARE handle(text, text) AS
+WITH c AS MATERIALIZED (SELECT * FROM idem_begin($1, 'POST /charges', idem_hash($2::jsonb))),
+	 w AS (INSERT INTO http_charges (amount) SELECT ($2::jsonb ->> 'amount')::int FROM c
+		   WHERE c.proceed RETURNING id),
+	 f AS MATERIALIZED (SELECT w.id, idem_finish($1, jsonb_build_object('id', w.id), status => 201,
+												 route => 'POST /charges') FROM w)
+SELECT c.outcome, coalesce(c.status, 201) AS status, c.headers, c.body,
+	   CASE WHEN c.proceed THEN jsonb_build_object('id', f.id) ELSE c.response END AS response,
+	   idem_problem(c) ->> 'title' AS problem, ceil(extract(epoch FROM c.retry_after)) AS retry_after
+FROM c LEFT JOIN f ON true;
+EXECUTE handle(idem_key('"h1"'), '{"amount": 1}');
+EXECUTE handle(idem_key('h1'), '{"amount": 1}');
+EXECUTE handle(idem_key('h1'), '{"amount": 2}');
+SELECT outcome FROM idem_begin('h2', 'POST /charges', idem_hash('{"amount": 3}'::jsonb));
+EXECUTE handle(idem_key('h2'), '{"amount": 3}');
+SELECT amount FROM http_charges;
+DEALLOCATE handle;
+DROP TABLE http_charges;
+DELETE FROM idempotency_keys;

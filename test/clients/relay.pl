@@ -10,8 +10,7 @@
 #
 #	CREATE TABLE effects (message_id uuid, group_key text);
 #
-# Needs DBD::Pg.  LEASE and RETRY_AFTER are SQL
-# intervals.
+# Needs DBD::Pg.  LEASE and RETRY_AFTER are SQL intervals.
 #
 # The tests let it die: DIE_AT names the place.
 #
@@ -137,7 +136,7 @@ sub is_new
 sub have_effect
 {
 	my ($message) = @_;
-	my $payload = decode_json($message->{payload} // 'null');
+	my $payload = JSON::PP->new->utf8->allow_nonref->decode($message->{payload} // 'null');
 	my $trouble = ref $payload eq 'HASH' && $payload->{trouble} || '';
 
 	kill 'KILL', $$ if $trouble eq 'kills';
