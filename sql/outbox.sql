@@ -14,6 +14,23 @@ END;
 CREATE FUNCTION reset_outbox() RETURNS void LANGUAGE sql
 	AS 'TRUNCATE idem_outbox RESTART IDENTITY';
 
+-- Only who has taken a message can answer for it
+SELECT idem_publish('fence', '1') IS NOT NULL AS published;
+SELECT idem_outbox_done(1, 0);
+SELECT idem_outbox_fail(1, 0, dead => true);
+SELECT idem_outbox_done(1, 1);
+SELECT count(*) FROM idem_outbox;
+SELECT reset_outbox();
+
+-- ids that do not ascend would break the order of a group
+SELECT idem_publish('ids', '1', 'g') IS NOT NULL AS published;
+ALTER TABLE idem_outbox ALTER id RESTART WITH 100;
+SELECT idem_publish('ids', '2', 'g') IS NOT NULL AS published;
+ALTER TABLE idem_outbox ALTER id RESTART WITH 50;
+SELECT idem_publish('ids', '3', 'g');
+SELECT idem_publish('ids', '4', 'h') IS NOT NULL AS published, idem_publish('ids', '5') IS NOT NULL AS published;
+SELECT reset_outbox();
+
 -- A message is there if its transaction is
 BEGIN;
 SELECT idem_publish('orders', '{"order": 1}') IS NOT NULL AS published;
@@ -197,12 +214,41 @@ SELECT idem_publish('t', '"free"') IS NOT NULL AS published;
 SELECT idem_publish('t', '"d1"', 'd') IS NOT NULL AS published;
 SELECT payload FROM idem_outbox_take('t');
 SELECT payload FROM idem_outbox_take('t', 2);
-SELECT idem_outbox_done(id, 1) FROM idem_outbox WHERE payload IN ('"a1"', '"b1"');
+SELECT idem_outbox_done(id, 1) FROM idem_outbox WHERE payload IN ('"a1"', '"free"');
 SELECT payload FROM idem_outbox_take('t');
 SELECT payload FROM idem_outbox_take('t');
-SELECT idem_outbox_done(id, 1) FROM idem_outbox WHERE payload IN ('"d1"', '"a2"');
+SELECT idem_outbox_done(id, 1) FROM idem_outbox WHERE payload IN ('"d1"', '"b1"');
 SELECT payload FROM idem_outbox_take('t', 10);
 SELECT payload FROM idem_outbox_take('t', 10);
+--
+-- Groups taking turns: neither a suspect nor a message without a group waits
+-- for ever behind groups that have work
+--
+SELECT count(idem_publish('turns', '0', 'zz blocked', delay => CASE WHEN i = 1 THEN interval '1 day' ELSE '0' END))
+FROM generate_series(1, 103) i;
+SELECT idem_publish('turns', '"suspect"', 'e') IS NOT NULL AS published,
+	idem_publish('turns', '"behind it"', 'e') IS NOT NULL AS published;
+SELECT payload FROM idem_outbox_take('turns', 1);
+UPDATE idem_outbox SET lease_until = '2000-01-01' WHERE payload = '"suspect"';
+SELECT count(idem_publish('turns', '0', g)) FROM unnest('{a,b,c,d,f,h,i,j}'::text[]) g, generate_series(1, 30);
+SELECT count(idem_publish('turns', '"alone"')) FROM generate_series(1, 10);
+-- in so many takes, fewer than there are messages of the groups
+CREATE TABLE taken (n int, payload jsonb);
+DO $$
+BEGIN
+	FOR n IN 1..12 LOOP
+		INSERT INTO taken
+		SELECT n, m.payload FROM idem_outbox_take('turns', 5) m, idem_outbox_done(m.id, m.attempt) d;
+	END LOOP;
+END $$;
+SELECT count(*) FILTER (WHERE payload = '"suspect"') AS suspect,
+	count(*) FILTER (WHERE payload = '"behind it"') AS behind_it,
+	count(*) FILTER (WHERE payload = '"alone"') > 5 AS alone,
+	count(*) FILTER (WHERE payload = '0') > 20 AS others
+FROM taken;
+DROP TABLE taken;
+SELECT reset_outbox();
+
 -- it is for every index to be there
 SELECT idem_outbox_take('none');
 BEGIN;

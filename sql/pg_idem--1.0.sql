@@ -428,7 +428,7 @@ COMMENT ON FUNCTION @extschema@.idem_outbox_redrive(pg_catalog.text, pg_catalog.
 CREATE VIEW @extschema@.idem_outbox_dead AS
 SELECT id, message_id, topic, group_key, payload, headers, created_at,
 	attempt, dead_at, last_error
-FROM @extschema@.idem_outbox
+FROM ONLY @extschema@.idem_outbox
 WHERE dead_at IS NOT NULL;
 
 COMMENT ON VIEW @extschema@.idem_outbox_dead IS
@@ -463,7 +463,7 @@ SELECT topic,
 		AND lease_until IS NULL) AS failing,
 	pg_catalog.min(created_at) FILTER (WHERE dead_at IS NULL) AS oldest,
 	pg_catalog.count(dead_at) AS dead
-FROM @extschema@.idem_outbox
+FROM ONLY @extschema@.idem_outbox
 GROUP BY topic;
 
 COMMENT ON VIEW @extschema@.idem_outbox_topics IS

@@ -89,27 +89,6 @@ relation_changed(Datum arg, Oid relid)
 }
 
 /*
- * Does a relation begin with columns of these types?  Those that its owner has
- * changed, or another version has made, must not be read.
- */
-bool
-idem_has_columns(Relation rel, const Oid *types, int natts)
-{
-	TupleDesc	desc = RelationGetDescr(rel);
-
-	if (desc->natts < natts)
-		return false;
-	for (int i = 0; i < natts; i++)
-	{
-		Form_pg_attribute att = TupleDescAttr(desc, i);
-
-		if (att->attisdropped || att->atttypid != types[i])
-			return false;
-	}
-	return true;
-}
-
-/*
  * Refuse to work with a type whose columns are not the ones that this
  * library was compiled for: the .so of one version with the SQL of another.
  * Returns false if the type was dropped meanwhile.

@@ -103,6 +103,7 @@ typedef struct Sweep
 	text	   *tenant;
 	text	   *route;
 	ItemPointerData dropped_to; /* last row whose result was dropped */
+	int64		last_dead_letter;	/* id of the last one met */
 	int64		removed;
 	int64		failed;			/* rows that could not go */
 	bool		broken_off;		/* by an error */
@@ -273,23 +274,32 @@ advance(Sweep *sweep, SPITupleTable *rows, uint64 last)
 	MemoryContextSwitchTo(old);
 }
 
+/* Some of the rows picked, [first, last] */
+typedef struct Slice
+{
+	const char *store_name;
+	SPITupleTable *rows;
+	uint64		first;
+	uint64		last;
+} Slice;
+
 /*
- * Delete rows [first, last] of those picked.  Those that went are in
- * SPI_tuptable, in the columns of the query that picked them.
+ * Delete a slice.  Those that went are in SPI_tuptable, in the columns of the
+ * query that picked them.
  */
 static void
-delete_rows(const char *store_name, SPITupleTable *rows,
-			uint64 first, uint64 last)
+delete_slice(void *arg)
 {
-	int			n = (int) (last - first + 1);
+	const Slice *slice = arg;
+	int			n = (int) (slice->last - slice->first + 1);
 	Datum	   *ctids = palloc(n * sizeof(Datum));
 	Oid			type = TIDARRAYOID;
 	Datum		value;
 	char	   *sql = psprintf("DELETE FROM ONLY %s WHERE ctid = ANY ($1)"
-							   " RETURNING " PICK_COLUMNS, store_name);
+							   " RETURNING " PICK_COLUMNS, slice->store_name);
 
 	for (int i = 0; i < n; i++)
-		ctids[i] = picked(rows, first + i, PICK_CTID);
+		ctids[i] = picked(slice->rows, slice->first + i, PICK_CTID);
 	value = PointerGetDatum(construct_array(ctids, n, TIDOID,
 											sizeof(ItemPointerData), false,
 											TYPALIGN_SHORT));
@@ -298,47 +308,6 @@ delete_rows(const char *store_name, SPITupleTable *rows,
 		elog(ERROR, "could not delete expired keys: %s",
 			 SPI_result_code_string(SPI_result));
 	pfree(sql);
-}
-
-/*
- * Delete rows [first, last] in a subtransaction.  Returns false, with the
- * error in *error, if it failed.
- */
-static bool
-try_to_delete_rows(const char *store_name, SPITupleTable *rows,
-				   uint64 first, uint64 last, ErrorData **error)
-{
-	MemoryContext context = CurrentMemoryContext;
-	ResourceOwner owner = CurrentResourceOwner;
-	volatile bool done = false;
-
-	BeginInternalSubTransaction(NULL);
-	MemoryContextSwitchTo(context);
-	PG_TRY();
-	{
-		delete_rows(store_name, rows, first, last);
-		done = true;
-		ReleaseCurrentSubTransaction();
-		MemoryContextSwitchTo(context);
-		CurrentResourceOwner = owner;
-	}
-	PG_CATCH();
-	{
-		MemoryContextSwitchTo(context);
-		*error = CopyErrorData();
-		FlushErrorState();
-		RollbackAndReleaseCurrentSubTransaction();
-		MemoryContextSwitchTo(context);
-		CurrentResourceOwner = owner;
-		done = false;
-	}
-	PG_END_TRY();
-
-	/* an order to stop is not a row's fault */
-	if (!done && ((*error)->sqlerrcode == ERRCODE_QUERY_CANCELED ||
-				  (*error)->sqlerrcode == ERRCODE_ADMIN_SHUTDOWN))
-		ReThrowError(*error);
-	return done;
 }
 
 /* Say in the log which unfinished claims are among the rows that went. */
@@ -366,10 +335,11 @@ static void
 delete_batch(Sweep *sweep, const char *store_name, SPITupleTable *rows,
 			 uint64 first, uint64 last)
 {
+	Slice		slice = {store_name, rows, first, last};
 	ErrorData  *error = NULL;
 
 	CHECK_FOR_INTERRUPTS();
-	if (try_to_delete_rows(store_name, rows, first, last, &error))
+	if (idem_try(delete_slice, &slice, &error))
 	{
 		sweep->removed += SPI_processed;
 		log_unfinished(SPI_tuptable, SPI_processed);
@@ -463,33 +433,11 @@ drop_batch(Sweep *sweep, const char *store_name, int size)
 static bool
 remove_dead_letters(Sweep *sweep, const char *outbox_name, int size)
 {
-	Oid			types[2] = {TIMESTAMPTZOID, INT4OID};
-	Datum		values[2];
-	char	   *sql;
-
 	if (idem_outbox_dead_ttl == 0)
 		return false;
-
-	sql = psprintf("DELETE FROM ONLY %s WHERE id = ANY (ARRAY ("
-				   "SELECT id FROM ONLY %s WHERE dead_at <= $1"
-				   " ORDER BY dead_at LIMIT $2 FOR UPDATE SKIP LOCKED))"
-				   " RETURNING topic, message_id::text, attempt",
-				   outbox_name, outbox_name);
-	values[0] = TimestampTzGetDatum(sweep->now -
-									idem_outbox_dead_ttl * USECS_PER_SEC);
-	values[1] = Int32GetDatum(size);
-	if (SPI_execute_with_args(sql, 2, types, values, NULL, false, 0) !=
-		SPI_OK_DELETE_RETURNING)
-		elog(ERROR, "could not remove dead letters: %s",
-			 SPI_result_code_string(SPI_result));
-	for (uint64 i = 0; i < SPI_processed; i++)
-		ereport(LOG,
-				(errmsg("removed dead letter %s of topic \"%s\"",
-						picked_text(SPI_tuptable, i, 2),
-						picked_text(SPI_tuptable, i, 1)),
-				 errdetail("It was tried %d times; pg_idem.outbox_dead_ttl is over.",
-						   DatumGetInt32(picked(SPI_tuptable, i, 3)))));
-	return SPI_processed == (uint64) size;
+	return idem_outbox_purge(outbox_name,
+							 sweep->now - idem_outbox_dead_ttl * USECS_PER_SEC,
+							 &sweep->last_dead_letter, size, &sweep->failed);
 }
 
 /*
@@ -510,8 +458,8 @@ open_for_sweep(const Sweep *sweep)
 		return NULL;
 	if (rel->rd_rel->relkind != RELKIND_RELATION ||
 		rel->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT ||
-		(rel->rd_rel->reloftype != idem_catalog()->key_type &&
-		 sweep->relid != idem_catalog()->outbox))
+		(sweep->relid == idem_catalog()->outbox ? !idem_is_outbox(rel) :
+		 rel->rd_rel->reloftype != idem_catalog()->key_type))
 	{
 		table_close(rel, NoLock);
 		return NULL;

@@ -61,6 +61,13 @@ take(Header *header, char c)
 	return true;
 }
 
+/* Is the next character one of these?  The end is none. */
+static bool
+next_is(const Header *header, const char *set)
+{
+	return *header->next != '\0' && strchr(set, *header->next) != NULL;
+}
+
 /* Read all that is made of these characters; returns how many there were. */
 static size_t
 skip(Header *header, const char *set)
@@ -124,7 +131,7 @@ parse_octet(Header *header)
 
 	for (int i = 0; i < 2; i++)
 	{
-		if (strspn(header->next, hex) == 0)
+		if (!next_is(header, hex))
 			malformed(header, BAD_PARAMETER);
 		octet = octet * 16 + (int) (strchr(hex, *header->next) - hex);
 		header->next++;
@@ -184,7 +191,7 @@ skip_value(Header *header)
 		if (!take(header, ':'))
 			malformed(header, BAD_PARAMETER);
 	}
-	else if (strspn(header->next, IDEM_LOWER IDEM_UPPER "*") > 0)
+	else if (next_is(header, IDEM_LOWER IDEM_UPPER "*"))
 		(void) skip(header, IDEM_TOKEN_CHARS ":/");
 	else
 		skip_number(header, true);
@@ -197,7 +204,7 @@ skip_parameters(Header *header)
 	while (take(header, ';'))
 	{
 		(void) skip(header, " ");
-		if (strspn(header->next, IDEM_LOWER "*") == 0)
+		if (!next_is(header, IDEM_LOWER "*"))
 			malformed(header, BAD_PARAMETER);
 		(void) skip(header, IDEM_LOWER IDEM_DIGITS "_-.*");
 		if (take(header, '='))
@@ -231,13 +238,13 @@ parse_string(Header *header, StringInfo value)
 static void
 parse_bare_key(Header *header, StringInfo value)
 {
-	if (strspn(header->next, "(:?@") > 0 ||
+	if (next_is(header, "(:?@") ||
 		strncmp(header->next, "%\"", 2) == 0)
 		malformed(header, "There is a value of another type than string");
 
-	while (strcspn(header->next, " ,") > 0)
+	while (*header->next != '\0' && !next_is(header, " ,"))
 	{
-		if (strspn(header->next, "\";\\") > 0)
+		if (next_is(header, "\";\\"))
 			malformed(header, "There is a character that only a key in double quotes may have");
 		appendStringInfoChar(value, next_character(header));
 	}

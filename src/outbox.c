@@ -74,6 +74,7 @@ PG_FUNCTION_INFO_V1(idem_outbox_redrive);
  * pg_advisory_lock() cannot take: its fourth field is neither 1 nor 2.
  */
 #define GROUP_LOCK_KIND		9110
+#define NGROUP_LOCKS		1024
 
 /* Wait before attempt n + 1: up to 1 s, 2 s, 4 s, ... , 5 min */
 #define BACKOFF_BASE_USECS	USECS_PER_SEC
@@ -86,6 +87,30 @@ PG_FUNCTION_INFO_V1(idem_outbox_redrive);
  *		Statements on the table
  * ----------------------------------------------------------------
  */
+
+/*
+ * Columns of idem_outbox.  The statements go by their names, outbox_pick.c by
+ * their numbers, and neither looks at types again; see idem_is_outbox().
+ */
+static const struct
+{
+	const char *name;
+	Oid			type;
+}			columns[] = {
+	{"id", INT8OID},
+	{"message_id", UUIDOID},
+	{"topic", TEXTOID},
+	{"group_key", TEXTOID},
+	{"payload", JSONBOID},
+	{"headers", JSONBOID},
+	{"created_at", TIMESTAMPTZOID},
+	{"max_attempts", INT4OID},
+	{"available_at", TIMESTAMPTZOID},
+	{"attempt", INT4OID},
+	{"lease_until", TIMESTAMPTZOID},
+	{"dead_at", TIMESTAMPTZOID},
+	{"last_error", TEXTOID}
+};
 
 typedef enum Statement
 {
@@ -109,23 +134,26 @@ static const struct
 	Oid			types[MAX_PARAMETERS];
 }			statements[NSTATEMENTS] = {
 	[INSERT_MESSAGE] = {
-		"INSERT INTO %1$s (message_id, topic, group_key, payload, headers,"
+		"INSERT INTO %1$s AS m (message_id, topic, group_key, payload, headers,"
 		" created_at, available_at, max_attempts)"
 		" VALUES (coalesce($1, gen_random_uuid()), $2, $3, $4, $5, $6, $7, $8)"
-		" RETURNING message_id",
+		" RETURNING message_id, EXISTS (SELECT FROM ONLY %1$s o"
+		" WHERE o.topic = $2 AND o.group_key = $3 AND o.dead_at IS NULL"
+		" AND o.id > m.id)",
 		{UUIDOID, TEXTOID, TEXTOID, JSONBOID, JSONBOID, TIMESTAMPTZOID,
 		TIMESTAMPTZOID, INT4OID}
 	},
 
 	[TAKE_MESSAGE] = {
-		"UPDATE ONLY %1$s m SET attempt = attempt + 1, lease_until = $2"
-		" WHERE id = $1 RETURNING m",
+		"UPDATE ONLY %1$s SET attempt = attempt + 1, lease_until = $2"
+		" WHERE id = $1 RETURNING *",
 		{INT8OID, TIMESTAMPTZOID}
 	},
 	[BURY_MESSAGE] = {
 		"UPDATE ONLY %1$s SET lease_until = NULL, dead_at = $2,"
 		" last_error = format('attempt %%s ended without an answer', attempt)"
-		" WHERE id = $1 RETURNING topic, message_id::text, attempt",
+		" WHERE id = $1"
+		" RETURNING topic, message_id::text, attempt, dead_at IS NOT NULL",
 		{INT8OID, TIMESTAMPTZOID}
 	},
 	[DELETE_MESSAGE] = {
@@ -152,7 +180,7 @@ static const struct
 		"SELECT id, topic, group_key FROM ONLY %1$s"
 		" WHERE dead_at IS NOT NULL AND ($1 IS NULL OR topic = $1)"
 		" AND ($2 IS NULL OR id = $2)"
-		" ORDER BY dead_at, id LIMIT $3 FOR UPDATE SKIP LOCKED",
+		" ORDER BY id LIMIT $3 FOR UPDATE SKIP LOCKED",
 		{TEXTOID, INT8OID, INT8OID}
 	},
 	[REVIVE_MESSAGE] = {
@@ -163,12 +191,6 @@ static const struct
 		" created_at, max_attempts, $2, last_error FROM gone",
 		{INT8OID, TIMESTAMPTZOID}
 	}
-};
-
-/* Types of the columns of idem_outbox */
-static const Oid column_type[] = {
-	INT8OID, UUIDOID, TEXTOID, TEXTOID, JSONBOID, JSONBOID, TIMESTAMPTZOID,
-	INT4OID, TIMESTAMPTZOID, INT4OID, TIMESTAMPTZOID, TIMESTAMPTZOID, TEXTOID
 };
 
 /* The table open for one call, by its owner */
@@ -245,7 +267,7 @@ run(Statement statement, Datum *values, const char *nulls)
 	return SPI_processed;
 }
 
-/* A column of a row that a statement has returned; text as a C string */
+/* A column of a row that a statement has returned */
 static Datum
 returned(SPITupleTable *rows, uint64 i, int column, bool *isnull)
 {
@@ -286,11 +308,32 @@ returned_text(SPITupleTable *rows, uint64 i, int column)
 }
 
 /*
+ * Is this table what the library knows as the outbox?  Its owner may have
+ * changed it, or it is of another version.  Further columns do no harm.
+ */
+bool
+idem_is_outbox(Relation rel)
+{
+	TupleDesc	desc = RelationGetDescr(rel);
+
+	if (rel->rd_rel->relkind != RELKIND_RELATION ||
+		rel->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT ||
+		desc->natts < lengthof(columns))
+		return false;
+	for (int i = 0; i < lengthof(columns); i++)
+	{
+		Form_pg_attribute att = TupleDescAttr(desc, i);
+
+		if (att->attisdropped || att->atttypid != columns[i].type ||
+			strcmp(NameStr(att->attname), columns[i].name) != 0)
+			return false;
+	}
+	return true;
+}
+
+/*
  * Open the outbox, for anybody who may call the function.  What is allocated
  * from here on goes when it is closed.
- *
- * A plan made for an empty table would read it through, and be kept when there
- * are a million rows; so only indexes are offered.
  */
 static void
 outbox_open(Outbox *outbox)
@@ -300,15 +343,19 @@ outbox_open(Outbox *outbox)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_TABLE),
 				 errmsg("the outbox of pg_idem does not exist")));
-	if (outbox->rel->rd_rel->relkind != RELKIND_RELATION ||
-		!idem_has_columns(outbox->rel, column_type, lengthof(column_type)))
+	if (!idem_is_outbox(outbox->rel))
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("table \"%s\" is not the one that this version of the pg_idem library works with",
 						RelationGetRelationName(outbox->rel)),
-				 errhint("Restore the columns that it was created with; after an upgrade, run ALTER EXTENSION pg_idem UPDATE.")));
+				 errhint("Restore it as it was created; after an upgrade, run ALTER EXTENSION pg_idem UPDATE.")));
 	check_prepared(outbox->rel);
 	idem_become_owner(outbox->rel, &outbox->caller);
+
+	/*
+	 * A plan made for an empty table would read it through, and be kept when
+	 * there are a million rows; so only indexes are offered.
+	 */
 	(void) set_config_option("enable_seqscan", "off",
 							 PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
 							 true, 0, false);
@@ -324,6 +371,16 @@ outbox_close(Outbox *outbox)
 	table_close(outbox->rel, NoLock);
 }
 
+/* A trigger or a rule of the table's owner has undone what we did. */
+static void
+not_accepted(const char *what)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_TRIGGERED_ACTION_EXCEPTION),
+			 errmsg("the outbox of pg_idem did not accept %s", what),
+			 errdetail("A trigger or a rule on the table has kept it out.")));
+}
+
 /* ----------------------------------------------------------------
  *		Publishers
  * ----------------------------------------------------------------
@@ -331,8 +388,9 @@ outbox_close(Outbox *outbox)
 
 /*
  * Wait until every other publisher of this group has committed or rolled
- * back, and keep others waiting until we have.  That two groups may share a
- * lock, by a freak of the hash, does no harm.
+ * back, and keep others waiting until we have.  Groups share a number of
+ * locks, lest a transaction with many groups takes up all the room that the
+ * server has for locks; that some groups wait for each other does no harm.
  */
 static void
 lock_group(text *topic, text *group)
@@ -344,8 +402,8 @@ lock_group(text *topic, text *group)
 							   VARSIZE_ANY_EXHDR(topic), 0);
 	hash = hash_bytes_extended((unsigned char *) VARDATA_ANY(group),
 							   VARSIZE_ANY_EXHDR(group), hash);
-	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, (uint32) (hash >> 32),
-						 (uint32) hash, GROUP_LOCK_KIND);
+	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, 0, (uint32) (hash % NGROUP_LOCKS),
+						 GROUP_LOCK_KIND);
 	(void) LockAcquire(&tag, ExclusiveLock, false, false);
 }
 
@@ -445,10 +503,13 @@ idem_publish(PG_FUNCTION_ARGS)
 	values[5] = TimestampTzGetDatum(now);
 	values[6] = TimestampTzGetDatum(available_at);
 	if (run(INSERT_MESSAGE, values, nulls) != 1)
+		not_accepted("a message");
+	if (returned_bool(SPI_tuptable, 0, 2))
 		ereport(ERROR,
-				(errcode(ERRCODE_TRIGGERED_ACTION_EXCEPTION),
-				 errmsg("the outbox of pg_idem did not accept a message"),
-				 errdetail("A trigger or a rule on the table has kept it out.")));
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("ids of the outbox of pg_idem do not ascend"),
+				 errdetail("A message of the same group that was published before has a higher id."),
+				 errhint("Restore its sequence: INCREMENT 1, CACHE 1, NO CYCLE, and not set back.")));
 	*message_id = *DatumGetUUIDP(returned(SPI_tuptable, 0, 1, &isnull));
 	outbox_close(&outbox);
 
@@ -475,22 +536,23 @@ log_dead_letter(SPITupleTable *rows)
 
 /*
  * A message whose last attempt has ended without an answer is dead: its relay
- * died, perhaps of it.  Returns 1, or 0 if a trigger has kept the row as it
- * was.
+ * died, perhaps of it.  Returns how many have died: 1, or 0 if a trigger has
+ * kept it alive.
  */
 static int
 bury(int64 id, TimestampTz now)
 {
 	Datum		values[2];
-	int			n;
+	bool		died;
 
 	values[0] = Int64GetDatum(id);
 	values[1] = TimestampTzGetDatum(now);
-	n = run(BURY_MESSAGE, values, NULL);
-	if (n > 0)
+	died = run(BURY_MESSAGE, values, NULL) > 0 &&
+		returned_bool(SPI_tuptable, 0, 4);
+	if (died)
 		log_dead_letter(SPI_tuptable);
 	SPI_freetuptable(SPI_tuptable);
-	return n;
+	return died ? 1 : 0;
 }
 
 /* A call of idem_outbox_take, and how far it has come */
@@ -503,11 +565,46 @@ typedef struct Take
 	TimestampTz now;
 	TimestampTz lease_until;
 	Tuplestorestate *result;
+	TupleDesc	desc;			/* of the table, further columns and all */
 } Take;
 
-/* Take a message that is locked.  Returns as above. */
+/*
+ * Put a message that a statement has returned into the result, whose row type
+ * is the table's: with the same columns, further ones too, and the places of
+ * those that were dropped.
+ */
+static void
+return_message(SPITupleTable *rows, Take *call)
+{
+	TupleDesc	desc = call->desc;
+	Datum	   *values = palloc0(desc->natts * sizeof(Datum));
+	bool	   *isnull = palloc(desc->natts * sizeof(bool));
+	int			column = 0;
+
+	for (int i = 0; i < desc->natts; i++)
+	{
+		Form_pg_attribute att = TupleDescAttr(desc, i);
+
+		isnull[i] = true;
+		if (att->attisdropped)
+			continue;
+		if (SPI_gettypeid(rows->tupdesc, ++column) != att->atttypid)
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					 errmsg("the outbox of pg_idem was changed during the call")));
+		values[i] = returned(rows, 0, column, &isnull[i]);
+	}
+	tuplestore_putvalues(call->result, desc, values, isnull);
+	pfree(values);
+	pfree(isnull);
+}
+
+/*
+ * Take a message that is locked.  Returns how many were: 1, or 0 if a trigger
+ * has kept it out of our hands.
+ */
 static int
-take(int64 id, Take *call)
+take_message(int64 id, Take *call)
 {
 	Datum		values[2];
 	int			n;
@@ -516,17 +613,7 @@ take(int64 id, Take *call)
 	values[1] = TimestampTzGetDatum(call->lease_until);
 	n = run(TAKE_MESSAGE, values, NULL);
 	if (n > 0)
-	{
-		HeapTupleData tuple;
-		bool		isnull;
-
-		tuple.t_data = DatumGetHeapTupleHeader(returned(SPI_tuptable, 0, 1,
-														&isnull));
-		tuple.t_len = HeapTupleHeaderGetDatumLength(tuple.t_data);
-		ItemPointerSetInvalid(&tuple.t_self);
-		tuple.t_tableOid = InvalidOid;
-		tuplestore_puttuple(call->result, &tuple);
-	}
+		return_message(SPI_tuptable, call);
 	SPI_freetuptable(SPI_tuptable);
 	return n;
 }
@@ -536,9 +623,10 @@ take(int64 id, Take *call)
  *
  * A message whose last attempt has ended without an answer is suspect: it may
  * have killed its relay.  It is taken alone, so that those which were taken
- * with it the first time are not drawn into its death again.
+ * with it the first time are not drawn into its death again; if others have
+ * been taken, its turn is the next take.
  */
-static bool
+static IdemVerdict
 consider(Relation rel, TupleTableSlot *row, void *arg)
 {
 	Take	   *call = arg;
@@ -547,19 +635,25 @@ consider(Relation rel, TupleTableSlot *row, void *arg)
 		DatumGetInt32(idem_row_datum(row, Anum_outbox_attempt)) <
 		DatumGetInt32(idem_row_datum(row, Anum_outbox_max_attempts));
 	bool		is_suspect = !idem_row_isnull(row, Anum_outbox_lease_until);
+	int			n;
 
-	if ((has_attempts && is_suspect && call->taken > 0) ||
-		!idem_outbox_lock(rel, row))
-		return true;
+	if (has_attempts && is_suspect && call->taken > 0)
+	{
+		call->enough = true;
+		return IDEM_BEFORE_THIS;
+	}
+	if (!idem_outbox_lock(rel, row))
+		return IDEM_SHOW_MORE;
 
 	if (!has_attempts)
-		call->buried += bury(id, call->now);
-	else
 	{
-		call->taken += take(id, call);
-		call->enough = is_suspect || call->taken >= call->max;
+		call->buried += bury(id, call->now);
+		return IDEM_SHOW_MORE;
 	}
-	return !call->enough;
+	n = take_message(id, call);
+	call->taken += n;
+	call->enough = call->taken >= call->max || (is_suspect && n > 0);
+	return call->enough ? IDEM_ENOUGH : IDEM_SHOW_MORE;
 }
 
 /*
@@ -579,7 +673,6 @@ idem_outbox_take(PG_FUNCTION_ARGS)
 	memset(&call, 0, sizeof(call));
 	topic = idem_arg_name(fcinfo, 0, "topic");
 	call.max = arg_max(fcinfo, 1);
-	call.enough = (call.max == 0);
 	lease.time = idem_lease * INT64CONST(1000);
 	idem_arg_interval(fcinfo, 2, &lease);
 	call.now = GetCurrentTimestamp();
@@ -587,7 +680,9 @@ idem_outbox_take(PG_FUNCTION_ARGS)
 
 	InitMaterializedSRF(fcinfo, 0);
 	call.result = rsinfo->setResult;
+	call.desc = rsinfo->setDesc;
 	outbox_open(&outbox);
+	call.enough = (call.max == 0);
 	while (!call.enough)
 	{
 		call.buried = 0;
@@ -613,22 +708,33 @@ arg_taken(FunctionCallInfo fcinfo, Datum *values)
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("attempt must not be null")));
+	if (PG_GETARG_INT32(1) < 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("attempt must be positive"),
+				 errdetail("It is what idem_outbox_take() has returned.")));
 	values[0] = PG_GETARG_DATUM(0);
 	values[1] = PG_GETARG_DATUM(1);
 }
 
 /* The fence: this message is not, or no longer, the caller's. */
 static void
-refuse(int64 id, int32 attempt)
+refuse_answer(int64 id, int32 attempt)
 {
 	Datum		value = Int64GetDatum(id);
 
 	if (run(GET_ATTEMPT, &value, NULL) > 0)
+	{
+		int32		current = returned_int4(SPI_tuptable, 0, 1);
+
+		if (attempt == current)
+			not_accepted("an answer");
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_STALE_CLAIM),
 				 errmsg("claim on message %lld is stale", (long long) id),
 				 errdetail("The caller has attempt %d; the current attempt is %d.",
-						   attempt, returned_int4(SPI_tuptable, 0, 1))));
+						   attempt, current)));
+	}
 	ereport(ERROR,
 			(errcode(ERRCODE_IDEM_NO_CLAIM),
 			 errmsg("there is no message %lld in the outbox", (long long) id),
@@ -653,7 +759,7 @@ idem_outbox_done(PG_FUNCTION_ARGS)
 
 	outbox_open(&outbox);
 	if (run(DELETE_MESSAGE, values, NULL) == 0)
-		refuse(DatumGetInt64(values[0]), DatumGetInt32(values[1]));
+		refuse_answer(DatumGetInt64(values[0]), DatumGetInt32(values[1]));
 	outbox_close(&outbox);
 	PG_RETURN_VOID();
 }
@@ -707,7 +813,7 @@ idem_outbox_fail(PG_FUNCTION_ARGS)
 
 	outbox_open(&outbox);
 	if (run(FAIL_MESSAGE, values, nulls) == 0)
-		refuse(DatumGetInt64(values[0]), DatumGetInt32(values[1]));
+		refuse_answer(DatumGetInt64(values[0]), DatumGetInt32(values[1]));
 	dead = returned_bool(SPI_tuptable, 0, 4);
 	if (dead)
 		log_dead_letter(SPI_tuptable);
@@ -773,4 +879,88 @@ idem_outbox_redrive(PG_FUNCTION_ARGS)
 	}
 	outbox_close(&outbox);
 	PG_RETURN_INT64(n);
+}
+
+/* ----------------------------------------------------------------
+ *		Purge, for the sweep (expire.c), which has become the owner
+ * ----------------------------------------------------------------
+ */
+
+/* A dead letter to be removed */
+typedef struct Removal
+{
+	const char *table;
+	int64		id;
+} Removal;
+
+static void
+remove_dead_letter(void *arg)
+{
+	const Removal *removal = arg;
+	Oid			type = INT8OID;
+	Datum		value = Int64GetDatum(removal->id);
+	char	   *sql = psprintf("DELETE FROM ONLY %s WHERE id = $1"
+							   " RETURNING topic, message_id::text, attempt",
+							   removal->table);
+
+	if (SPI_execute_with_args(sql, 1, &type, &value, NULL, false, 0) !=
+		SPI_OK_DELETE_RETURNING)
+		elog(ERROR, "could not remove a dead letter: %s",
+			 SPI_result_code_string(SPI_result));
+	pfree(sql);
+	if (SPI_processed > 0)
+		ereport(LOG,
+				(errmsg("removed dead letter %s of topic \"%s\"",
+						text_to_cstring(returned_text(SPI_tuptable, 0, 2)),
+						text_to_cstring(returned_text(SPI_tuptable, 0, 1))),
+				 errdetail("It was tried %d times; pg_idem.outbox_dead_ttl is over.",
+						   returned_int4(SPI_tuptable, 0, 3))));
+	SPI_freetuptable(SPI_tuptable);
+}
+
+/*
+ * Remove dead letters that died before a time, by their ids, those behind
+ * *last, "size" at the most.  One that cannot go, such as one that a foreign
+ * key refers to, is counted in *failed and passed over.  Returns whether there
+ * may be more.  Needs a connection to SPI, and a table that idem_is_outbox().
+ */
+bool
+idem_outbox_purge(const char *table, TimestampTz before, int64 *last,
+				  int size, int64 *failed)
+{
+	Oid			types[3] = {TIMESTAMPTZOID, INT8OID, INT4OID};
+	Datum		values[3];
+	SPITupleTable *rows;
+	uint64		n;
+
+	values[0] = TimestampTzGetDatum(before);
+	values[1] = Int64GetDatum(*last);
+	values[2] = Int32GetDatum(size);
+	if (SPI_execute_with_args(psprintf("SELECT id FROM ONLY %s"
+									   " WHERE dead_at <= $1 AND id > $2"
+									   " ORDER BY id LIMIT $3"
+									   " FOR UPDATE SKIP LOCKED", table),
+							  3, types, values, NULL, false, 0) !=
+		SPI_OK_SELECT)
+		elog(ERROR, "could not look for dead letters: %s",
+			 SPI_result_code_string(SPI_result));
+	rows = SPI_tuptable;
+	n = SPI_processed;
+	for (uint64 i = 0; i < n; i++)
+	{
+		Removal		removal = {table, returned_int8(rows, i, 1)};
+		ErrorData  *error = NULL;
+
+		CHECK_FOR_INTERRUPTS();
+		*last = removal.id;
+		if (idem_try(remove_dead_letter, &removal, &error))
+			continue;
+		if ((*failed)++ == 0)
+			ereport(LOG,
+					(errcode(error->sqlerrcode),
+					 errmsg("could not remove dead letter %lld from %s: %s",
+							(long long) removal.id, table, error->message)));
+		FreeErrorData(error);
+	}
+	return n == (uint64) size;
 }

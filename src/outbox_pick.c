@@ -79,8 +79,12 @@ typedef struct Pick
 	void	   *arg;
 } Pick;
 
-/* The group that had its turn last */
-static char last_group[IDEM_MAX_NAME + 1] = "";
+/* The group that had its turn last, of the topic that was taken last */
+static struct
+{
+	char		topic[IDEM_MAX_NAME + 1];
+	char		group[IDEM_MAX_NAME + 1];
+}			last_turn;
 
 /* ----------------------------------------------------------------
  *		Scans
@@ -255,8 +259,8 @@ is_head(Pick *pick, TupleTableSlot *row)
 {
 	return find_head(pick, BTEqualStrategyNumber,
 					 idem_row_datum(row, Anum_outbox_group_key)) &&
-		idem_row_datum(pick->groups.row, Anum_outbox_id) ==
-		idem_row_datum(row, Anum_outbox_id);
+		DatumGetInt64(idem_row_datum(pick->groups.row, Anum_outbox_id)) ==
+		DatumGetInt64(idem_row_datum(row, Anum_outbox_id));
 }
 
 /* ----------------------------------------------------------------
@@ -264,32 +268,55 @@ is_head(Pick *pick, TupleTableSlot *row)
  * ----------------------------------------------------------------
  */
 
+/* Show the message that a stream by age has found, and go on to its next. */
+static IdemVerdict
+show_next(Pick *pick, Stream *stream)
+{
+	IdemVerdict verdict = pick->consider(pick->rel, stream->row, pick->arg);
+
+	if (verdict == IDEM_SHOW_MORE)
+		next_due_row(pick, stream);
+	return verdict;
+}
+
 /*
- * Give the groups behind this one, up to another, their turn.  Returns false
- * if that is enough.
+ * Give the groups behind this one, up to another, their turn, and with each
+ * a message without a group.  Returns false if that is enough.
  */
 static bool
 go_by_groups(Pick *pick, const char *after, const char *up_to)
 {
-	Datum		group = CStringGetTextDatum(after);
+	char		name[IDEM_MAX_NAME + 1];
 
-	while (find_head(pick, BTGreaterStrategyNumber, group))
+	strlcpy(name, after, sizeof(name));
+	for (;;)
 	{
-		char		name[IDEM_MAX_NAME + 1];
+		text	   *group = cstring_to_text(name);
+		bool		found = find_head(pick, BTGreaterStrategyNumber,
+									  PointerGetDatum(group));
+		IdemVerdict verdict;
 
 		CHECK_FOR_INTERRUPTS();
-		group = PointerGetDatum(DatumGetTextPCopy(idem_row_datum(pick->groups.row,
-																 Anum_outbox_group_key)));
-		text_to_cstring_buffer(DatumGetTextPP(group), name, sizeof(name));
+		pfree(group);
+		if (!found)
+			return true;
+		text_to_cstring_buffer(DatumGetTextPP(idem_row_datum(pick->groups.row,
+															 Anum_outbox_group_key)),
+							   name, sizeof(name));
 		if (up_to != NULL && strcmp(name, up_to) > 0)
-			break;
+			return true;
 		if (!is_due(pick, pick->groups.row))
 			continue;
-		strlcpy(last_group, name, sizeof(last_group));
-		if (!pick->consider(pick->rel, pick->groups.row, pick->arg))
+
+		verdict = pick->consider(pick->rel, pick->groups.row, pick->arg);
+		if (verdict != IDEM_BEFORE_THIS)
+			strlcpy(last_turn.group, name, sizeof(last_turn.group));
+		if (verdict != IDEM_SHOW_MORE)
+			return false;
+		if (pick->ungrouped.found &&
+			show_next(pick, &pick->ungrouped) != IDEM_SHOW_MORE)
 			return false;
 	}
-	return true;
 }
 
 /* Give all groups their turn, beginning where the last take has ended. */
@@ -297,8 +324,15 @@ static bool
 go_round_groups(Pick *pick)
 {
 	char		start[IDEM_MAX_NAME + 1];
+	char		topic[IDEM_MAX_NAME + 1];
 
-	strlcpy(start, last_group, sizeof(start));
+	text_to_cstring_buffer(pick->topic, topic, sizeof(topic));
+	if (strcmp(topic, last_turn.topic) != 0)
+	{
+		strlcpy(last_turn.topic, topic, sizeof(last_turn.topic));
+		last_turn.group[0] = '\0';
+	}
+	strlcpy(start, last_turn.group, sizeof(start));
 	return go_by_groups(pick, start, NULL) && go_by_groups(pick, "", start);
 }
 
@@ -312,25 +346,25 @@ go_by_age(Pick *pick)
 	start_by_age(pick, &pick->grouped);
 	while ((stream = older(&pick->ungrouped, &pick->grouped)) != NULL)
 	{
-		if (stream == &pick->grouped && !is_head(pick, stream->row))
+		if (stream == &pick->ungrouped || is_head(pick, stream->row))
 		{
-			if (++waiting > MAX_WAITING)
-			{
-				if (!go_round_groups(pick))
-					break;
-				pick->grouped.found = false;
-				continue;
-			}
+			if (show_next(pick, stream) != IDEM_SHOW_MORE)
+				break;
 		}
-		else if (!pick->consider(pick->rel, stream->row, pick->arg))
-			break;
-		next_due_row(pick, stream);
+		else if (++waiting <= MAX_WAITING)
+			next_due_row(pick, stream);
+		else
+		{
+			if (!go_round_groups(pick))
+				break;
+			pick->grouped.found = false;
+		}
 	}
 }
 
 /*
  * Show the messages of a topic that may be taken to consider(), one after the
- * other, until it returns false.
+ * other, until it has enough.
  */
 void
 idem_outbox_pick(Relation rel, text *topic, TimestampTz now,

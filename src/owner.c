@@ -18,8 +18,10 @@
  */
 #include "pg_idem.h"
 
+#include "access/xact.h"
 #include "miscadmin.h"
 #include "utils/rel.h"
+#include "utils/resowner.h"
 
 /*
  * From here on until idem_become_caller(), be the owner of rel.  Settings
@@ -42,4 +44,43 @@ idem_become_caller(const IdemCaller *caller)
 {
 	AtEOXact_GUC(false, caller->settings_level);
 	SetUserIdAndSecContext(caller->userid, caller->sec_context);
+}
+
+/*
+ * Do something in a subtransaction.  Returns false, with the error in *error,
+ * if it failed; an order to stop is thrown on, as it is no fault of the work.
+ */
+bool
+idem_try(void (*work) (void *arg), void *arg, ErrorData **error)
+{
+	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	volatile bool done = false;
+
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(context);
+	PG_TRY();
+	{
+		work(arg);
+		done = true;
+		ReleaseCurrentSubTransaction();
+		MemoryContextSwitchTo(context);
+		CurrentResourceOwner = owner;
+	}
+	PG_CATCH();
+	{
+		MemoryContextSwitchTo(context);
+		*error = CopyErrorData();
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+		MemoryContextSwitchTo(context);
+		CurrentResourceOwner = owner;
+		done = false;
+	}
+	PG_END_TRY();
+
+	if (!done && ((*error)->sqlerrcode == ERRCODE_QUERY_CANCELED ||
+				  (*error)->sqlerrcode == ERRCODE_ADMIN_SHUTDOWN))
+		ReThrowError(*error);
+	return done;
 }

@@ -152,7 +152,6 @@ typedef struct IdemCatalog
 
 extern const IdemCatalog *idem_catalog(void);
 extern bool idem_catalog_exists(void);
-extern bool idem_has_columns(Relation rel, const Oid *types, int natts);
 extern Relation idem_open_member(const Oid *member, LOCKMODE lockmode);
 extern bool idem_lock_extension(void);
 extern List *idem_member_functions(const char *name);
@@ -174,6 +173,7 @@ typedef struct IdemCaller
 
 extern void idem_become_owner(Relation rel, IdemCaller *caller);
 extern void idem_become_caller(const IdemCaller *caller);
+extern bool idem_try(void (*work) (void *arg), void *arg, ErrorData **error);
 
 /* ---------------- store.c: rows of a store ---------------- */
 
@@ -609,12 +609,26 @@ extern bytea *idem_digest_end(pg_cryptohash_ctx *ctx);
 #define Anum_outbox_lease_until		11
 #define Anum_outbox_dead_at			12
 
-/* Is shown a message that may be taken; false: that is enough */
-typedef bool (*IdemConsider) (Relation rel, TupleTableSlot *row, void *arg);
+/* What became of a message that may be taken, and was shown */
+typedef enum IdemVerdict
+{
+	IDEM_SHOW_MORE,
+	IDEM_ENOUGH,
+	IDEM_BEFORE_THIS			/* ... and this one comes first the next time */
+} IdemVerdict;
+
+typedef IdemVerdict (*IdemConsider) (Relation rel, TupleTableSlot *row,
+									 void *arg);
 
 extern void idem_outbox_pick(Relation rel, text *topic, TimestampTz now,
 							 IdemConsider consider, void *arg);
 extern bool idem_outbox_lock(Relation rel, TupleTableSlot *row);
+
+/* ---------------- outbox.c: messages ---------------- */
+
+extern bool idem_is_outbox(Relation rel);
+extern bool idem_outbox_purge(const char *table, TimestampTz before,
+							  int64 *last, int size, int64 *failed);
 
 /* ---------------- http.c: headers ---------------- */
 

@@ -126,8 +126,17 @@ load_row(IdemPolicyCache *cache, HTAB *table, TupleTableSlot *slot)
 static void
 check_table(const IdemPolicyCache *cache, Relation rel)
 {
-	if (rel->rd_rel->relkind != RELKIND_RELATION ||
-		!idem_has_columns(rel, cache->types, cache->natts))
+	TupleDesc	desc = RelationGetDescr(rel);
+	bool		same = rel->rd_rel->relkind == RELKIND_RELATION &&
+		desc->natts >= cache->natts;
+
+	for (int i = 0; same && i < cache->natts; i++)
+	{
+		Form_pg_attribute att = TupleDescAttr(desc, i);
+
+		same = !att->attisdropped && att->atttypid == cache->types[i];
+	}
+	if (!same)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("table \"%s\" is not the one that this version of the pg_idem library works with",

@@ -108,6 +108,8 @@ foreach my $change (
 	[ 'idem_routes', 'DROP CONSTRAINT idem_routes_keep_check, ALTER keep TYPE int USING 1' ],
 	[ 'idem_routes', 'DROP COLUMN response_ttl' ],
 	[ 'idem_outbox', 'ALTER available_at TYPE text' ],
+	[ 'idem_outbox', 'RENAME topic TO t2' ],
+	[ 'idem_outbox', 'SET UNLOGGED' ],
 	[ 'idem_outbox', 'ALTER max_attempts TYPE text' ])
 {
 	my ($table, $action) = @$change;
@@ -117,7 +119,7 @@ foreach my $change (
 		idem_outbox => "idem_outbox_take('t')"
 	}->{$table};
 
-	sqlstate_is($node, 'postgres', undef, <<EOS, $action =~ /RENAME/ ? '42P01' : '55000', "$table: $action");
+	sqlstate_is($node, 'postgres', undef, <<EOS, $action =~ /^RENAME TO/ ? '42P01' : '55000', "$table: $action");
 INSERT INTO idem_service_policies (service, open_time) VALUES ('a', '1 h');
 INSERT INTO idem_routes (route, keep) VALUES ('a', 'all');
 SELECT idem_publish('t', '{}', 'g'), idem_publish('t', '{}');
@@ -132,6 +134,39 @@ DELETE FROM idem_service_policies;
 DELETE FROM idem_routes;
 EOS
 }
+# A table whose statements would find other columns than were checked; the
+# worker leaves it alone, too, and goes on with what it knows.
+$node->safe_psql('postgres', <<'EOS');
+DELETE FROM idem_outbox;
+ALTER TABLE idem_outbox ADD COLUMN m int8 DEFAULT 1234567890;
+SELECT idem_publish('m', '1');
+EOS
+is( $node->safe_psql('postgres', "SELECT topic, attempt, m FROM idem_outbox_take('m')"),
+	'm|1|1234567890', 'a further column called m');
+$node->safe_psql('postgres', <<'EOS');
+UPDATE idem_outbox SET dead_at = '2000-01-01';
+ALTER TABLE idem_outbox RENAME topic TO t2;
+ALTER TABLE idem_outbox ADD topic int8 DEFAULT 4096;
+EOS
+expired_key('postgres', 'idempotency_keys', 'd');
+is_swept('postgres', 'd', 'keys are swept beside an outbox that was changed');
+$node->safe_psql('postgres', <<'EOS');
+ALTER TABLE idem_outbox DROP topic;
+ALTER TABLE idem_outbox RENAME t2 TO topic;
+EOS
+# A dead letter that cannot go stops neither the others nor the keys.
+$node->safe_psql('postgres', <<'EOS');
+SELECT count(idem_publish('fk', '1')) FROM generate_series(1, 3);
+UPDATE idem_outbox SET dead_at = '2000-01-01';
+CREATE TABLE audit (id bigint REFERENCES idem_outbox);
+INSERT INTO audit SELECT min(id) FROM idem_outbox WHERE topic = 'fk';
+EOS
+expired_key('postgres', 'idempotency_keys', 'e');
+$node->safe_psql('postgres', 'SELECT idem_expire()');
+is( $node->safe_psql('postgres',
+		"SELECT (SELECT count(*) FROM idem_outbox WHERE topic = 'fk'), (SELECT count(*) FROM idempotency_keys WHERE key = 'e')"),
+	'1|0', 'a dead letter that is referred to stays, and nothing else');
+$node->safe_psql('postgres', 'DROP TABLE audit; DELETE FROM idem_outbox');
 # Further columns do no harm, nor do they once they have gone.
 is( $node->safe_psql('postgres', <<'EOS'), "started\nt\nstarted\nt", 'further columns');
 ALTER TABLE idem_routes ADD note text;
