@@ -343,6 +343,12 @@ DROP DOMAIN http_pair_domain, http_money;
 DROP TYPE http_pair, http_colour;
 DELETE FROM idempotency_keys;
 
+-- a header of any length is read once (and not once for each character)
+SET statement_timeout = '1min';
+SELECT idem_key(repeat('a', 4000000));
+SELECT idem_key('"' || repeat('a', 4000000));
+RESET statement_timeout;
+
 --
 -- The handler of the README: key, claim, work, result and problem
 --

@@ -31,6 +31,13 @@ SELECT idem_publish('ids', '3', 'g');
 SELECT idem_publish('ids', '4', 'h') IS NOT NULL AS published, idem_publish('ids', '5') IS NOT NULL AS published;
 SELECT reset_outbox();
 
+-- as many groups in a transaction as one likes
+BEGIN;
+SELECT count(idem_publish('many', '1', 'g' || i)) FROM generate_series(1, 12000) i;
+SELECT count(*) <= 1024 AS bounded FROM pg_locks WHERE locktype = 'advisory';
+COMMIT;
+SELECT reset_outbox();
+
 -- A message is there if its transaction is
 BEGIN;
 SELECT idem_publish('orders', '{"order": 1}') IS NOT NULL AS published;

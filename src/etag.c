@@ -15,7 +15,8 @@
  * digest.  So rows and arrays are taken apart, down to values of other types:
  * those hold how their parts are stored, or numbers that a session gives to
  * the types of its anonymous rows.  Compressed and out-of-line values are
- * fetched, and dropped columns are passed over.
+ * fetched, and dropped columns are passed over.  (Ranges are not taken apart:
+ * one of rows keeps what its bounds were made of.)
  *
  * In memory an enum, a regclass and the like are OIDs.  So a restored dump,
  * or a logical replica, may have other tags than the original.  That fails
