@@ -22,6 +22,7 @@ OBJS = \
 	src/lease.o \
 	src/outbox.o \
 	src/outbox_pick.o \
+	src/outbox_table.o \
 	src/owner.o \
 	src/pg_idem.o \
 	src/policy.o \

@@ -624,9 +624,45 @@ extern void idem_outbox_pick(Relation rel, text *topic, TimestampTz now,
 							 IdemConsider consider, void *arg);
 extern bool idem_outbox_lock(Relation rel, TupleTableSlot *row);
 
-/* ---------------- outbox.c: messages ---------------- */
+/* ---------------- outbox_table.c: the table of the outbox ---------------- */
+
+/* What is done with it; each is a statement */
+typedef enum IdemStatement
+{
+	IDEM_INSERT_MESSAGE,
+	IDEM_TAKE_MESSAGE,
+	IDEM_BURY_MESSAGE,
+	IDEM_DELETE_MESSAGE,
+	IDEM_FAIL_MESSAGE,
+	IDEM_GET_ATTEMPT,
+	IDEM_PICK_DEAD,
+	IDEM_REVIVE_MESSAGE
+} IdemStatement;
+
+/* The table open for one call, by its owner */
+typedef struct IdemOutbox
+{
+	Relation	rel;
+	IdemCaller	caller;
+} IdemOutbox;
+
+struct SPITupleTable;
 
 extern bool idem_is_outbox(Relation rel);
+extern void idem_outbox_open(IdemOutbox *outbox);
+extern void idem_outbox_close(IdemOutbox *outbox);
+extern uint64 idem_outbox_run(IdemStatement statement, Datum *values,
+							  const char *nulls);
+extern Datum idem_returned(struct SPITupleTable *rows, uint64 i, int column,
+						   bool *isnull);
+extern int64 idem_returned_int8(struct SPITupleTable *rows, uint64 i,
+								int column);
+extern int32 idem_returned_int4(struct SPITupleTable *rows, uint64 i,
+								int column);
+extern bool idem_returned_bool(struct SPITupleTable *rows, uint64 i,
+							   int column);
+extern text *idem_returned_text(struct SPITupleTable *rows, uint64 i,
+								int column);
 extern bool idem_outbox_purge(const char *table, TimestampTz before,
 							  int64 *last, int size, int64 *failed);
 
