@@ -113,6 +113,26 @@ lock_group(text *topic, text *group)
 	(void) LockAcquire(&tag, ExclusiveLock, false, false);
 }
 
+/*
+ * The order inside a group is that of the ids, so a new one must be the
+ * highest.  A sequence that caches, or was set back, would break it.
+ */
+static void
+check_order(text *topic, text *group, int64 id)
+{
+	Datum		values[3];
+
+	values[0] = PointerGetDatum(topic);
+	values[1] = PointerGetDatum(group);
+	values[2] = Int64GetDatum(id);
+	if (idem_outbox_run(IDEM_FIND_HIGHER_ID, values, NULL) > 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("ids of the outbox of pg_idem do not ascend"),
+				 errdetail("A message of the same group that was published before has a higher id."),
+				 errhint("Restore its sequence: INCREMENT 1, CACHE 1, NO CYCLE, and not set back.")));
+}
+
 /* Wake the relays of a topic once this transaction has committed. */
 static void
 wake_relays(text *topic)
@@ -210,13 +230,9 @@ idem_publish(PG_FUNCTION_ARGS)
 	values[6] = TimestampTzGetDatum(available_at);
 	if (idem_outbox_run(IDEM_INSERT_MESSAGE, values, nulls) != 1)
 		not_accepted("a message");
-	if (idem_returned_bool(SPI_tuptable, 0, 2))
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("ids of the outbox of pg_idem do not ascend"),
-				 errdetail("A message of the same group that was published before has a higher id."),
-				 errhint("Restore its sequence: INCREMENT 1, CACHE 1, NO CYCLE, and not set back.")));
 	*message_id = *DatumGetUUIDP(idem_returned(SPI_tuptable, 0, 1, &isnull));
+	if (group != NULL)
+		check_order(topic, group, idem_returned_int8(SPI_tuptable, 0, 2));
 	idem_outbox_close(&outbox);
 
 	if (available_at == now)

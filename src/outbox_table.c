@@ -55,14 +55,19 @@ static const struct
 	Oid			types[MAX_PARAMETERS];
 }			statements[NSTATEMENTS] = {
 	[IDEM_INSERT_MESSAGE] = {
-		"INSERT INTO %1$s AS m (message_id, topic, group_key, payload, headers,"
+		"INSERT INTO %1$s (message_id, topic, group_key, payload, headers,"
 		" created_at, available_at, max_attempts)"
 		" VALUES (coalesce($1, gen_random_uuid()), $2, $3, $4, $5, $6, $7, $8)"
-		" RETURNING message_id, EXISTS (SELECT FROM ONLY %1$s o"
-		" WHERE o.topic = $2 AND o.group_key = $3 AND o.dead_at IS NULL"
-		" AND o.id > m.id)",
+		" RETURNING message_id, id",
 		{UUIDOID, TEXTOID, TEXTOID, JSONBOID, JSONBOID, TIMESTAMPTZOID,
 		TIMESTAMPTZOID, INT4OID}
+	},
+
+	/* topic, group, id */
+	[IDEM_FIND_HIGHER_ID] = {
+		"SELECT FROM ONLY %1$s WHERE topic = $1 AND group_key = $2"
+		" AND dead_at IS NULL AND id > $3 LIMIT 1",
+		{TEXTOID, TEXTOID, INT8OID}
 	},
 
 	[IDEM_TAKE_MESSAGE] = {

@@ -630,6 +630,7 @@ extern bool idem_outbox_lock(Relation rel, TupleTableSlot *row);
 typedef enum IdemStatement
 {
 	IDEM_INSERT_MESSAGE,
+	IDEM_FIND_HIGHER_ID,
 	IDEM_TAKE_MESSAGE,
 	IDEM_BURY_MESSAGE,
 	IDEM_DELETE_MESSAGE,
