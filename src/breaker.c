@@ -67,11 +67,25 @@ idem_breaker_state_name(const IdemBreaker *breaker,
 	return state_name[breaker->state];
 }
 
-/* Is there nothing that a breaker forgotten would lose? */
+/*
+ * Would nothing be lost if a breaker were forgotten?  One whose trials have
+ * been due for an hour is not in use any more.
+ */
 bool
-idem_breaker_is_at_rest(const IdemBreaker *breaker)
+idem_breaker_is_at_rest(const IdemBreaker *breaker, int64 now)
 {
-	return breaker->state == IDEM_BREAKER_CLOSED;
+	const int64 long_ago = now - SECS_PER_HOUR * USECS_PER_SEC;
+
+	switch (breaker->state)
+	{
+		case IDEM_BREAKER_OPEN:
+			return breaker->open_until < long_ago;
+		case IDEM_BREAKER_HALF_OPEN:
+			return breaker->last_trial < long_ago;
+		case IDEM_BREAKER_CLOSED:
+			break;
+	}
+	return true;
 }
 
 /* ----------------------------------------------------------------

@@ -44,6 +44,7 @@
  */
 #include "pg_idem.h"
 
+#include "access/xact.h"
 #include "commands/async.h"
 #include "common/hashfn.h"
 #include "executor/spi.h"
@@ -68,11 +69,13 @@ PG_FUNCTION_INFO_V1(idem_outbox_redrive);
  * pg_advisory_lock() cannot take: its fourth field is neither 1 nor 2.
  */
 #define GROUP_LOCK_KIND		9110
-#define NGROUP_LOCKS		1024
 
 /* Wait before attempt n + 1: up to 1 s, 2 s, 4 s, ... , 5 min */
 #define BACKOFF_BASE_USECS	USECS_PER_SEC
 #define BACKOFF_CAP_USECS	(300 * USECS_PER_SEC)
+
+/* Looks for messages by one take, in case a trigger revives what it buries */
+#define MAX_ROUNDS			100
 
 /* Most bytes of an error that are kept */
 #define MAX_ERROR			1000
@@ -94,9 +97,8 @@ not_accepted(const char *what)
 
 /*
  * Wait until every other publisher of this group has committed or rolled
- * back, and keep others waiting until we have.  Groups share a number of
- * locks, lest a transaction with many groups takes up all the room that the
- * server has for locks; that some groups wait for each other does no harm.
+ * back, and keep others waiting until we have.  That two groups may share a
+ * lock, by a freak of the hash, does no harm.
  */
 static void
 lock_group(text *topic, text *group)
@@ -108,8 +110,8 @@ lock_group(text *topic, text *group)
 							   VARSIZE_ANY_EXHDR(topic), 0);
 	hash = hash_bytes_extended((unsigned char *) VARDATA_ANY(group),
 							   VARSIZE_ANY_EXHDR(group), hash);
-	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, 0, (uint32) (hash % NGROUP_LOCKS),
-						 GROUP_LOCK_KIND);
+	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, (uint32) (hash >> 32),
+						 (uint32) hash, GROUP_LOCK_KIND);
 	(void) LockAcquire(&tag, ExclusiveLock, false, false);
 }
 
@@ -346,7 +348,7 @@ take_message(int64 id, Take *call)
  * A message whose last attempt has ended without an answer is suspect: it may
  * have killed its relay.  It is taken alone, so that those which were taken
  * with it the first time are not drawn into its death again; if others have
- * been taken, its turn is the next take.
+ * been taken, the next take begins with it.
  */
 static IdemVerdict
 consider(Relation rel, TupleTableSlot *row, void *arg)
@@ -360,10 +362,7 @@ consider(Relation rel, TupleTableSlot *row, void *arg)
 	int			n;
 
 	if (has_attempts && is_suspect && call->taken > 0)
-	{
-		call->enough = true;
-		return IDEM_BEFORE_THIS;
-	}
+		return IDEM_PASSED_OVER;
 	if (!idem_outbox_lock(rel, row))
 		return IDEM_SHOW_MORE;
 
@@ -405,7 +404,7 @@ idem_outbox_take(PG_FUNCTION_ARGS)
 	call.desc = rsinfo->setDesc;
 	idem_outbox_open(&outbox);
 	call.enough = (call.max == 0);
-	while (!call.enough)
+	for (int round = 0; !call.enough && round < MAX_ROUNDS; round++)
 	{
 		call.buried = 0;
 		idem_outbox_pick(outbox.rel, topic, call.now, consider, &call);
@@ -439,16 +438,24 @@ arg_taken(FunctionCallInfo fcinfo, Datum *values)
 	values[1] = PG_GETARG_DATUM(1);
 }
 
-/* The fence: this message is not, or no longer, the caller's. */
+/*
+ * The fence: this message is not, or no longer, the caller's.  A transaction
+ * that keeps its snapshot may not see what it has taken in another one.
+ */
 static void
 refuse_answer(int64 id, int32 attempt)
 {
 	Datum		value = Int64GetDatum(id);
+	bool		found = idem_outbox_run(IDEM_GET_ATTEMPT, &value, NULL) > 0;
+	int32		current = found ? idem_returned_int4(SPI_tuptable, 0, 1) : 0;
 
-	if (idem_outbox_run(IDEM_GET_ATTEMPT, &value, NULL) > 0)
+	if (IsolationUsesXactSnapshot() && current < attempt)
+		ereport(ERROR,
+				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+				 errmsg("could not serialize access due to concurrent update"),
+				 errhint("Answer for messages in READ COMMITTED.")));
+	if (found)
 	{
-		int32		current = idem_returned_int4(SPI_tuptable, 0, 1);
-
 		if (attempt == current)
 			not_accepted("an answer");
 		ereport(ERROR,
@@ -565,7 +572,10 @@ revive(int64 id, text *topic, text *group)
 		lock_group(topic, group);
 	values[0] = Int64GetDatum(id);
 	values[1] = TimestampTzGetDatum(GetCurrentTimestamp());
-	idem_outbox_run(IDEM_REVIVE_MESSAGE, values, NULL);
+	if (idem_outbox_run(IDEM_REVIVE_MESSAGE, values, NULL) != 1)
+		not_accepted("a message");
+	if (group != NULL)
+		check_order(topic, group, idem_returned_int8(SPI_tuptable, 0, 1));
 	wake_relays(topic);
 }
 

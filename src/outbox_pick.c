@@ -36,7 +36,8 @@
  * all, unless many messages have to wait behind others of their groups.  Then
  * it would cost too much to look at each of them at every take, and the groups
  * have their turn one after the other: the third index leads from each group
- * to the next, whatever is behind its head.
+ * to the next, whatever is behind its head.  Messages without a group have
+ * theirs in between.
  *
  * Copyright (c) 2026, pg_idem contributors
  *
@@ -51,6 +52,7 @@
 #include "nodes/primnodes.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
+#include "utils/hsearch.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 
@@ -66,6 +68,16 @@ typedef struct Stream
 	bool		found;
 } Stream;
 
+/* What is remembered of a topic in this session, so that all have their turn */
+typedef struct Turn
+{
+	char		topic[IDEM_MAX_NAME + 1];	/* hash key */
+	char		group[IDEM_MAX_NAME + 1];	/* had its turn last */
+	bool		passed_over;	/* was a message, which comes first now? */
+} Turn;
+
+static HTAB *turns = NULL;
+
 typedef struct Pick
 {
 	Relation	rel;
@@ -75,16 +87,12 @@ typedef struct Pick
 	Stream		ungrouped;		/* by age */
 	Stream		grouped;		/* by age */
 	Stream		groups;			/* by group */
+	Turn	   *turn;
+	bool		suspects_only;	/* only those that a lost relay has had */
+	bool		enough;
 	IdemConsider consider;
 	void	   *arg;
 } Pick;
-
-/* The group that had its turn last, of the topic that was taken last */
-static struct
-{
-	char		topic[IDEM_MAX_NAME + 1];
-	char		group[IDEM_MAX_NAME + 1];
-}			last_turn;
 
 /* ----------------------------------------------------------------
  *		Scans
@@ -268,15 +276,35 @@ is_head(Pick *pick, TupleTableSlot *row)
  * ----------------------------------------------------------------
  */
 
+/* Show a message.  Returns false if that is enough. */
+static bool
+show(Pick *pick, TupleTableSlot *row)
+{
+	if (pick->suspects_only && idem_row_isnull(row, Anum_outbox_lease_until))
+		return true;
+
+	switch (pick->consider(pick->rel, row, pick->arg))
+	{
+		case IDEM_SHOW_MORE:
+			break;
+		case IDEM_PASSED_OVER:
+			pick->turn->passed_over = true;
+			break;
+		case IDEM_ENOUGH:
+			pick->enough = true;
+			break;
+	}
+	return !pick->enough;
+}
+
 /* Show the message that a stream by age has found, and go on to its next. */
-static IdemVerdict
+static bool
 show_next(Pick *pick, Stream *stream)
 {
-	IdemVerdict verdict = pick->consider(pick->rel, stream->row, pick->arg);
-
-	if (verdict == IDEM_SHOW_MORE)
-		next_due_row(pick, stream);
-	return verdict;
+	if (!show(pick, stream->row))
+		return false;
+	next_due_row(pick, stream);
+	return true;
 }
 
 /*
@@ -294,7 +322,6 @@ go_by_groups(Pick *pick, const char *after, const char *up_to)
 		text	   *group = cstring_to_text(name);
 		bool		found = find_head(pick, BTGreaterStrategyNumber,
 									  PointerGetDatum(group));
-		IdemVerdict verdict;
 
 		CHECK_FOR_INTERRUPTS();
 		pfree(group);
@@ -308,13 +335,11 @@ go_by_groups(Pick *pick, const char *after, const char *up_to)
 		if (!is_due(pick, pick->groups.row))
 			continue;
 
-		verdict = pick->consider(pick->rel, pick->groups.row, pick->arg);
-		if (verdict != IDEM_BEFORE_THIS)
-			strlcpy(last_turn.group, name, sizeof(last_turn.group));
-		if (verdict != IDEM_SHOW_MORE)
+		if (!pick->suspects_only)
+			strlcpy(pick->turn->group, name, sizeof(pick->turn->group));
+		if (!show(pick, pick->groups.row))
 			return false;
-		if (pick->ungrouped.found &&
-			show_next(pick, &pick->ungrouped) != IDEM_SHOW_MORE)
+		if (pick->ungrouped.found && !show_next(pick, &pick->ungrouped))
 			return false;
 	}
 }
@@ -324,15 +349,8 @@ static bool
 go_round_groups(Pick *pick)
 {
 	char		start[IDEM_MAX_NAME + 1];
-	char		topic[IDEM_MAX_NAME + 1];
 
-	text_to_cstring_buffer(pick->topic, topic, sizeof(topic));
-	if (strcmp(topic, last_turn.topic) != 0)
-	{
-		strlcpy(last_turn.topic, topic, sizeof(last_turn.topic));
-		last_turn.group[0] = '\0';
-	}
-	strlcpy(start, last_turn.group, sizeof(start));
+	strlcpy(start, pick->turn->group, sizeof(start));
 	return go_by_groups(pick, start, NULL) && go_by_groups(pick, "", start);
 }
 
@@ -348,7 +366,7 @@ go_by_age(Pick *pick)
 	{
 		if (stream == &pick->ungrouped || is_head(pick, stream->row))
 		{
-			if (show_next(pick, stream) != IDEM_SHOW_MORE)
+			if (!show_next(pick, stream))
 				break;
 		}
 		else if (++waiting <= MAX_WAITING)
@@ -360,6 +378,34 @@ go_by_age(Pick *pick)
 			pick->grouped.found = false;
 		}
 	}
+}
+
+/* What is remembered of a topic */
+static Turn *
+turn_of(text *topic)
+{
+	char		name[IDEM_MAX_NAME + 1];
+	Turn	   *turn;
+	bool		found;
+
+	if (turns == NULL)
+	{
+		HASHCTL		ctl;
+
+		memset(&ctl, 0, sizeof(ctl));
+		ctl.keysize = IDEM_MAX_NAME + 1;
+		ctl.entrysize = sizeof(Turn);
+		turns = hash_create("pg_idem turns", 16, &ctl,
+							HASH_ELEM | HASH_STRINGS);
+	}
+	text_to_cstring_buffer(topic, name, sizeof(name));
+	turn = hash_search(turns, name, HASH_ENTER, &found);
+	if (!found)
+	{
+		turn->group[0] = '\0';
+		turn->passed_over = false;
+	}
+	return turn;
 }
 
 /*
@@ -376,6 +422,9 @@ idem_outbox_pick(Relation rel, text *topic, TimestampTz now,
 	pick.topic = topic;
 	pick.now = now;
 	pick.snapshot = RegisterSnapshot(GetTransactionSnapshot());
+	pick.turn = turn_of(topic);
+	pick.suspects_only = false;
+	pick.enough = false;
 	pick.consider = consider;
 	pick.arg = arg;
 	open_stream(&pick, &pick.ungrouped, Anum_outbox_available_at, IS_NULL, 2);
@@ -383,7 +432,16 @@ idem_outbox_pick(Relation rel, text *topic, TimestampTz now,
 				2);
 	open_stream(&pick, &pick.groups, Anum_outbox_group_key, IS_NOT_NULL, 2);
 
-	go_by_age(&pick);
+	/* one that the last take has passed over has waited for long enough */
+	if (pick.turn->passed_over)
+	{
+		pick.turn->passed_over = false;
+		pick.suspects_only = true;
+		go_by_age(&pick);
+		pick.suspects_only = false;
+	}
+	if (!pick.enough)
+		go_by_age(&pick);
 
 	close_stream(&pick.ungrouped);
 	close_stream(&pick.grouped);

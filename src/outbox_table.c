@@ -14,6 +14,7 @@
 #include "pg_idem.h"
 
 #include "access/table.h"
+#include "catalog/pg_collation.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
 #include "miscadmin.h"
@@ -114,7 +115,7 @@ static const struct
 		" INSERT INTO %1$s (message_id, topic, group_key, payload, headers,"
 		" created_at, max_attempts, available_at, last_error)"
 		" SELECT message_id, topic, group_key, payload, headers,"
-		" created_at, max_attempts, $2, last_error FROM gone",
+		" created_at, max_attempts, $2, last_error FROM gone RETURNING id",
 		{INT8OID, TIMESTAMPTZOID}
 	}
 };
@@ -247,7 +248,10 @@ idem_is_outbox(Relation rel)
 			strcmp(NameStr(att->attname), columns[i].name) != 0)
 			return false;
 	}
-	return true;
+
+	/* outbox_pick.c compares them so */
+	return TupleDescAttr(desc, Anum_outbox_topic - 1)->attcollation == C_COLLATION_OID &&
+		TupleDescAttr(desc, Anum_outbox_group_key - 1)->attcollation == C_COLLATION_OID;
 }
 
 /*
@@ -295,6 +299,9 @@ idem_outbox_close(IdemOutbox *outbox)
  * ----------------------------------------------------------------
  */
 
+/* One row may be slow to go, for a trigger or a foreign key */
+#define MAX_PURGE_MSECS	500
+
 /* A dead letter to be removed */
 typedef struct Removal
 {
@@ -329,7 +336,7 @@ remove_dead_letter(void *arg)
 
 /*
  * Remove dead letters that died before a time, by their ids, those behind
- * *last, "size" at the most.  One that cannot go, such as one that a foreign
+ * *last, "size" at the most, and for half a second.  One that cannot go, such as one that a foreign
  * key refers to, is counted in *failed and passed over.  Returns whether there
  * may be more.  Needs a connection to SPI, and a table that idem_is_outbox().
  */
@@ -339,6 +346,7 @@ idem_outbox_purge(const char *table, TimestampTz before, int64 *last,
 {
 	Oid			types[3] = {TIMESTAMPTZOID, INT8OID, INT4OID};
 	Datum		values[3];
+	TimestampTz start = GetCurrentTimestamp();
 	SPITupleTable *rows;
 	uint64		n;
 
@@ -361,6 +369,9 @@ idem_outbox_purge(const char *table, TimestampTz before, int64 *last,
 		ErrorData  *error = NULL;
 
 		CHECK_FOR_INTERRUPTS();
+		if (TimestampDifferenceExceeds(start, GetCurrentTimestamp(),
+									   MAX_PURGE_MSECS))
+			return true;
 		*last = removal.id;
 		if (idem_try(remove_dead_letter, &removal, &error))
 			continue;

@@ -543,7 +543,7 @@ typedef struct IdemBreaker
 	int64		last_trial;		/* when the last one was let through */
 } IdemBreaker;
 
-extern bool idem_breaker_is_at_rest(const IdemBreaker *breaker);
+extern bool idem_breaker_is_at_rest(const IdemBreaker *breaker, int64 now);
 extern const char *idem_breaker_state_name(const IdemBreaker *breaker,
 										   const IdemBreakerPolicy *policy);
 
@@ -613,8 +613,8 @@ extern bytea *idem_digest_end(pg_cryptohash_ctx *ctx);
 typedef enum IdemVerdict
 {
 	IDEM_SHOW_MORE,
-	IDEM_ENOUGH,
-	IDEM_BEFORE_THIS			/* ... and this one comes first the next time */
+	IDEM_PASSED_OVER,			/* show more, and this one first the next time */
+	IDEM_ENOUGH
 } IdemVerdict;
 
 typedef IdemVerdict (*IdemConsider) (Relation rel, TupleTableSlot *row,

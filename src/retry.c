@@ -13,8 +13,6 @@
  */
 #include "pg_idem.h"
 
-#include <ctype.h>
-
 #include "common/int.h"
 #include "common/pg_prng.h"
 #include "utils/builtins.h"
@@ -357,12 +355,14 @@ has_shape(const char *s, const char *shape)
 {
 	for (; *shape != '\0'; s++, shape++)
 	{
-		unsigned char c = (unsigned char) *s;
+		bool		is_letter = (*s >= 'a' && *s <= 'z') ||
+			(*s >= 'A' && *s <= 'Z');
+		bool		is_digit = *s >= '0' && *s <= '9';
 
-		if (*shape == 'a' ? !isalpha(c) :
-			*shape == '0' ? !isdigit(c) :
-			*shape == '_' ? !isdigit(c) && c != ' ' :
-			c != (unsigned char) *shape)
+		if (*shape == 'a' ? !is_letter :
+			*shape == '0' ? !is_digit :
+			*shape == '_' ? !is_digit && *s != ' ' :
+			*s != *shape)
 			return false;
 	}
 	return *s == '\0';

@@ -187,7 +187,7 @@ evict(int64 now)
 	while ((service = hash_seq_search(&seq)) != NULL)
 	{
 		oldest = Min(oldest, service->last_used);
-		if (idem_breaker_is_at_rest(&service->breaker))
+		if (idem_breaker_is_at_rest(&service->breaker, now))
 			oldest_at_rest = Min(oldest_at_rest, service->last_used);
 	}
 	spare = (oldest_at_rest != PG_INT64_MAX);
@@ -199,7 +199,7 @@ evict(int64 now)
 	while ((service = hash_seq_search(&seq)) != NULL)
 	{
 		if (service->last_used > limit ||
-			(spare && !idem_breaker_is_at_rest(&service->breaker)))
+			(spare && !idem_breaker_is_at_rest(&service->breaker, now)))
 			continue;
 		service->live = false;
 		hash_search(services, &service->key, HASH_REMOVE, NULL);
