@@ -46,8 +46,8 @@
 #include "pg_idem.h"
 
 #include "access/relscan.h"
-#include "catalog/pg_am.h"
 #include "access/xact.h"
+#include "catalog/pg_am.h"
 #include "miscadmin.h"
 #include "nodes/primnodes.h"
 #include "utils/builtins.h"
