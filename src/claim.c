@@ -418,7 +418,6 @@ form_claim(const Answer *ans, TupleTableSlot *row)
 	TupleDesc	desc = lookup_rowtype_tupdesc(idem_catalog()->claim_type, -1);
 	Datum		values[Natts_claim];
 	bool		isnull[Natts_claim];
-	Interval	retry_after;
 	Datum		result;
 
 	memset(isnull, true, sizeof(isnull));
@@ -453,9 +452,8 @@ form_claim(const Answer *ans, TupleTableSlot *row)
 	}
 	if (ans->retry_after > 0)
 	{
-		memset(&retry_after, 0, sizeof(retry_after));
-		retry_after.time = ans->retry_after;
-		values[Anum_claim_retry_after - 1] = IntervalPGetDatum(&retry_after);
+		values[Anum_claim_retry_after - 1] =
+			idem_usecs_to_interval(ans->retry_after);
 		isnull[Anum_claim_retry_after - 1] = false;
 	}
 
