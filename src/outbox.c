@@ -203,7 +203,6 @@ idem_publish(PG_FUNCTION_ARGS)
 	IdemOutbox	outbox;
 	Datum		values[8];
 	char		nulls[9] = "        ";
-	bool		isnull;
 
 	PreventCommandIfReadOnly("idem_publish()");
 
@@ -232,9 +231,9 @@ idem_publish(PG_FUNCTION_ARGS)
 	values[6] = TimestampTzGetDatum(available_at);
 	if (idem_outbox_run(IDEM_INSERT_MESSAGE, values, nulls) != 1)
 		not_accepted("a message");
-	*message_id = *DatumGetUUIDP(idem_returned(SPI_tuptable, 0, 1, &isnull));
+	*message_id = *DatumGetUUIDP(idem_returned(SPI_tuptable, 0, 1));
 	if (group != NULL)
-		check_order(topic, group, idem_returned_int8(SPI_tuptable, 0, 2));
+		check_order(topic, group, DatumGetInt64(idem_returned(SPI_tuptable, 0, 2)));
 	idem_outbox_close(&outbox);
 
 	if (available_at == now)
@@ -253,9 +252,9 @@ log_dead_letter(SPITupleTable *rows)
 {
 	ereport(LOG,
 			(errmsg("message %s of topic \"%s\" is a dead letter",
-					text_to_cstring(idem_returned_text(rows, 0, 2)),
-					text_to_cstring(idem_returned_text(rows, 0, 1))),
-			 errdetail("It was tried %d times.", idem_returned_int4(rows, 0, 3))));
+					idem_returned_string(rows, 0, 2),
+					idem_returned_string(rows, 0, 1)),
+			 errdetail("It was tried %d times.", DatumGetInt32(idem_returned(rows, 0, 3)))));
 }
 
 /*
@@ -272,7 +271,7 @@ bury(int64 id, TimestampTz now)
 	values[0] = Int64GetDatum(id);
 	values[1] = TimestampTzGetDatum(now);
 	died = idem_outbox_run(IDEM_BURY_MESSAGE, values, NULL) > 0 &&
-		idem_returned_bool(SPI_tuptable, 0, 4);
+		DatumGetBool(idem_returned(SPI_tuptable, 0, 4));
 	if (died)
 		log_dead_letter(SPI_tuptable);
 	SPI_freetuptable(SPI_tuptable);
@@ -316,7 +315,7 @@ return_message(SPITupleTable *rows, Take *call)
 			ereport(ERROR,
 					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 					 errmsg("the outbox of pg_idem was changed during the call")));
-		values[i] = idem_returned(rows, 0, column, &isnull[i]);
+		values[i] = idem_returned_or_null(rows, 0, column, &isnull[i]);
 	}
 	tuplestore_putvalues(call->result, desc, values, isnull);
 	pfree(values);
@@ -447,7 +446,7 @@ refuse_answer(int64 id, int32 attempt)
 {
 	Datum		value = Int64GetDatum(id);
 	bool		found = idem_outbox_run(IDEM_GET_ATTEMPT, &value, NULL) > 0;
-	int32		current = found ? idem_returned_int4(SPI_tuptable, 0, 1) : 0;
+	int32		current = found ? DatumGetInt32(idem_returned(SPI_tuptable, 0, 1)) : 0;
 
 	if (IsolationUsesXactSnapshot() && current < attempt)
 		ereport(ERROR,
@@ -543,7 +542,7 @@ idem_outbox_fail(PG_FUNCTION_ARGS)
 	idem_outbox_open(&outbox);
 	if (idem_outbox_run(IDEM_FAIL_MESSAGE, values, nulls) == 0)
 		refuse_answer(DatumGetInt64(values[0]), DatumGetInt32(values[1]));
-	dead = idem_returned_bool(SPI_tuptable, 0, 4);
+	dead = DatumGetBool(idem_returned(SPI_tuptable, 0, 4));
 	if (dead)
 		log_dead_letter(SPI_tuptable);
 	idem_outbox_close(&outbox);
@@ -575,7 +574,7 @@ revive(int64 id, text *topic, text *group)
 	if (idem_outbox_run(IDEM_REVIVE_MESSAGE, values, NULL) != 1)
 		not_accepted("a message");
 	if (group != NULL)
-		check_order(topic, group, idem_returned_int8(SPI_tuptable, 0, 1));
+		check_order(topic, group, DatumGetInt64(idem_returned(SPI_tuptable, 0, 1)));
 	wake_relays(topic);
 }
 
@@ -605,9 +604,13 @@ idem_outbox_redrive(PG_FUNCTION_ARGS)
 	rows = SPI_tuptable;
 	for (uint64 i = 0; i < n; i++)
 	{
+		bool		has_no_group;
+		Datum		group = idem_returned_or_null(rows, i, 3, &has_no_group);
+
 		CHECK_FOR_INTERRUPTS();
-		revive(idem_returned_int8(rows, i, 1), idem_returned_text(rows, i, 2),
-			   idem_returned_text(rows, i, 3));
+		revive(DatumGetInt64(idem_returned(rows, i, 1)),
+			   DatumGetTextPP(idem_returned(rows, i, 2)),
+			   has_no_group ? NULL : DatumGetTextPP(group));
 	}
 	idem_outbox_close(&outbox);
 	PG_RETURN_INT64(n);

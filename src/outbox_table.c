@@ -187,46 +187,6 @@ idem_outbox_run(IdemStatement statement, Datum *values, const char *nulls)
 	return SPI_processed;
 }
 
-/* A column of a row that a statement has returned */
-Datum
-idem_returned(SPITupleTable *rows, uint64 i, int column, bool *isnull)
-{
-	return SPI_getbinval(rows->vals[i], rows->tupdesc, column, isnull);
-}
-
-int64
-idem_returned_int8(SPITupleTable *rows, uint64 i, int column)
-{
-	bool		isnull;
-
-	return DatumGetInt64(idem_returned(rows, i, column, &isnull));
-}
-
-bool
-idem_returned_bool(SPITupleTable *rows, uint64 i, int column)
-{
-	bool		isnull;
-
-	return DatumGetBool(idem_returned(rows, i, column, &isnull));
-}
-
-int32
-idem_returned_int4(SPITupleTable *rows, uint64 i, int column)
-{
-	bool		isnull;
-
-	return DatumGetInt32(idem_returned(rows, i, column, &isnull));
-}
-
-text *
-idem_returned_text(SPITupleTable *rows, uint64 i, int column)
-{
-	bool		isnull;
-	Datum		value = idem_returned(rows, i, column, &isnull);
-
-	return isnull ? NULL : DatumGetTextPP(value);
-}
-
 /*
  * Is this table what the library knows as the outbox?  Its owner may have
  * changed it, or it is of another version.  Further columns do no harm.
@@ -327,10 +287,10 @@ remove_dead_letter(void *arg)
 	if (SPI_processed > 0)
 		ereport(LOG,
 				(errmsg("removed dead letter %s of topic \"%s\"",
-						text_to_cstring(idem_returned_text(SPI_tuptable, 0, 2)),
-						text_to_cstring(idem_returned_text(SPI_tuptable, 0, 1))),
+						idem_returned_string(SPI_tuptable, 0, 2),
+						idem_returned_string(SPI_tuptable, 0, 1)),
 				 errdetail("It was tried %d times; pg_idem.outbox_dead_ttl is over.",
-						   idem_returned_int4(SPI_tuptable, 0, 3))));
+						   DatumGetInt32(idem_returned(SPI_tuptable, 0, 3)))));
 	SPI_freetuptable(SPI_tuptable);
 }
 
@@ -365,7 +325,7 @@ idem_outbox_purge(const char *table, TimestampTz before, int64 *last,
 	n = SPI_processed;
 	for (uint64 i = 0; i < n; i++)
 	{
-		Removal		removal = {table, idem_returned_int8(rows, i, 1)};
+		Removal		removal = {table, DatumGetInt64(idem_returned(rows, i, 1))};
 		ErrorData  *error = NULL;
 
 		CHECK_FOR_INTERRUPTS();

@@ -1,7 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * owner.c
- *	  SQL as a table's owner, on behalf of a caller without privileges on it.
+ *	  SQL as a table's owner, on behalf of a caller without privileges on it,
+ *	  and what it returns.
  *
  * Whoever calls, a statement may fire triggers of the table's owner.  They
  * run as the owner, under SECURITY_RESTRICTED_OPERATION and with a safe
@@ -19,7 +20,9 @@
 #include "pg_idem.h"
 
 #include "access/xact.h"
+#include "executor/spi.h"
 #include "miscadmin.h"
+#include "utils/builtins.h"
 #include "utils/rel.h"
 #include "utils/resowner.h"
 
@@ -83,4 +86,51 @@ idem_try(void (*work) (void *arg), void *arg, ErrorData **error)
 				  (*error)->sqlerrcode == ERRCODE_ADMIN_SHUTDOWN))
 		ReThrowError(*error);
 	return done;
+}
+
+/* ----------------------------------------------------------------
+ *		What a statement has returned
+ *
+ * The table is its owner's to change: a constraint may have been dropped, and
+ * a trigger may put anything anywhere.  So a value is NULL unless it has been
+ * looked at.
+ * ----------------------------------------------------------------
+ */
+
+/* Refuse a NULL where the library always writes a value. */
+void
+idem_refuse_null(const char *column)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_NOT_NULL_VIOLATION),
+			 errmsg("null value in column \"%s\" of a table of pg_idem",
+					column),
+			 errdetail("The library never writes one there; the table's owner, or a trigger, has."),
+			 errhint("Restore the column's NOT NULL constraint, and the value.")));
+}
+
+/* A column of a row that a statement has returned, which may be NULL */
+Datum
+idem_returned_or_null(SPITupleTable *rows, uint64 i, int column, bool *isnull)
+{
+	return SPI_getbinval(rows->vals[i], rows->tupdesc, column, isnull);
+}
+
+/* The same, where NULL is an error */
+Datum
+idem_returned(SPITupleTable *rows, uint64 i, int column)
+{
+	bool		isnull;
+	Datum		value = idem_returned_or_null(rows, i, column, &isnull);
+
+	if (isnull)
+		idem_refuse_null(SPI_fname(rows->tupdesc, column));
+	return value;
+}
+
+/* A text column as a C string */
+char *
+idem_returned_string(SPITupleTable *rows, uint64 i, int column)
+{
+	return TextDatumGetCString(idem_returned(rows, i, column));
 }

@@ -175,6 +175,15 @@ extern void idem_become_owner(Relation rel, IdemCaller *caller);
 extern void idem_become_caller(const IdemCaller *caller);
 extern bool idem_try(void (*work) (void *arg), void *arg, ErrorData **error);
 
+struct SPITupleTable;
+
+extern void idem_refuse_null(const char *column) pg_attribute_noreturn();
+extern Datum idem_returned_or_null(struct SPITupleTable *rows, uint64 i,
+								   int column, bool *isnull);
+extern Datum idem_returned(struct SPITupleTable *rows, uint64 i, int column);
+extern char *idem_returned_string(struct SPITupleTable *rows, uint64 i,
+								  int column);
+
 /* ---------------- store.c: rows of a store ---------------- */
 
 /* Who stands behind the row that a probe found */
@@ -647,23 +656,11 @@ typedef struct IdemOutbox
 	IdemCaller	caller;
 } IdemOutbox;
 
-struct SPITupleTable;
-
 extern bool idem_is_outbox(Relation rel);
 extern void idem_outbox_open(IdemOutbox *outbox);
 extern void idem_outbox_close(IdemOutbox *outbox);
 extern uint64 idem_outbox_run(IdemStatement statement, Datum *values,
 							  const char *nulls);
-extern Datum idem_returned(struct SPITupleTable *rows, uint64 i, int column,
-						   bool *isnull);
-extern int64 idem_returned_int8(struct SPITupleTable *rows, uint64 i,
-								int column);
-extern int32 idem_returned_int4(struct SPITupleTable *rows, uint64 i,
-								int column);
-extern bool idem_returned_bool(struct SPITupleTable *rows, uint64 i,
-							   int column);
-extern text *idem_returned_text(struct SPITupleTable *rows, uint64 i,
-								int column);
 extern bool idem_outbox_purge(const char *table, TimestampTz before,
 							  int64 *last, int size, int64 *failed);
 
