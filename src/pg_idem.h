@@ -291,6 +291,15 @@ extern void idem_store_update(IdemStore *store);
 
 /* ---------------- store_check.c: what a store may be ---------------- */
 
+/* Why a table is no store; hint is NULL where there is none */
+typedef struct IdemStoreDefect
+{
+	int			sqlstate;
+	const char *detail;
+	const char *hint;
+} IdemStoreDefect;
+
+extern bool idem_is_store(Relation rel, IdemStoreDefect *defect);
 extern Oid	idem_store_primary_key(Relation rel);
 
 /* ---------------- policy_cache.c: tables of policies ---------------- */

@@ -34,13 +34,19 @@
 #include "catalog/pg_collation.h"
 #include "catalog/pg_inherits.h"
 #include "catalog/pg_opfamily.h"
+#include "catalog/pg_publication.h"
 #include "catalog/pg_trigger.h"
 #include "commands/trigger.h"
-#include "executor/executor.h"
 #include "nodes/nodeFuncs.h"
+#include "utils/builtins.h"
 #include "utils/hsearch.h"
 #include "utils/inval.h"
 #include "utils/rel.h"
+#include "utils/syscache.h"
+
+#define CREATE_STORES_SO	"Create stores with idem_create_table()."
+#define NEEDS_PRIMARY_KEY \
+	"A store needs a valid primary key, not deferrable, on (key, tenant, route)."
 
 /* What this backend has found out about a store; see check_store() */
 typedef struct CheckedStore
@@ -97,41 +103,41 @@ lookup_checked_store(Oid relid)
 	return checked;
 }
 
-static void
-refuse_store(Relation rel, int sqlstate, const char *detail,
-			 const char *hint)
+/* Say why a table is no store; always false, for callers to return. */
+static bool
+is_defect(IdemStoreDefect *defect, int sqlstate, const char *detail,
+		  const char *hint)
 {
-	ereport(ERROR,
-			(errcode(sqlstate),
-			 errmsg("relation \"%s\" cannot be a store of idempotency keys",
-					RelationGetRelationName(rel)),
-			 errdetail("%s", detail),
-			 hint != NULL ? errhint("%s", hint) : 0));
+	defect->sqlstate = sqlstate;
+	defect->detail = detail;
+	defect->hint = hint;
+	return false;
 }
 
-static void
-check_store_kind(Relation rel)
+static bool
+has_store_kind(Relation rel, IdemStoreDefect *defect)
 {
 	if (rel->rd_rel->relkind != RELKIND_RELATION ||
 		rel->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT)
-		refuse_store(rel, ERRCODE_WRONG_OBJECT_TYPE,
-					 "A store must be a permanent plain table.",
-					 "Create stores with idem_create_table().");
+		return is_defect(defect, ERRCODE_WRONG_OBJECT_TYPE,
+						 "A store must be a permanent plain table.",
+						 CREATE_STORES_SO);
 	if (rel->rd_rel->relam != HEAP_TABLE_AM_OID)
-		refuse_store(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
-					 "A store must use the table access method \"heap\".",
-					 NULL);
+		return is_defect(defect, ERRCODE_FEATURE_NOT_SUPPORTED,
+						 "A store must use the table access method \"heap\".",
+						 NULL);
 	if (rel->rd_rel->reloftype != idem_catalog()->key_type ||
 		RelationGetDescr(rel)->natts != Natts_key)
-		refuse_store(rel, ERRCODE_WRONG_OBJECT_TYPE,
-					 "A store must be a table of type idempotency_key.",
-					 "Create stores with idem_create_table().");
+		return is_defect(defect, ERRCODE_WRONG_OBJECT_TYPE,
+						 "A store must be a table of type idempotency_key.",
+						 CREATE_STORES_SO);
 
 	/* relhassubclass stays set for a while when the last child has gone */
 	if (rel->rd_rel->relhassubclass &&
 		find_inheritance_children(RelationGetRelid(rel), NoLock) != NIL)
-		refuse_store(rel, ERRCODE_WRONG_OBJECT_TYPE,
-					 "A store must not be inherited from.", NULL);
+		return is_defect(defect, ERRCODE_WRONG_OBJECT_TYPE,
+						 "A store must not be inherited from.", NULL);
+	return true;
 }
 
 /* Columns that are never NULL here, and so may be declared NOT NULL */
@@ -155,29 +161,30 @@ is_never_null(AttrNumber attno)
 }
 
 /* No constraint may say no to a row that is written here. */
-static void
-check_store_constraints(Relation rel)
+static bool
+has_store_constraints(Relation rel, IdemStoreDefect *defect)
 {
 	TupleDesc	desc = RelationGetDescr(rel);
 
 	if (desc->constr != NULL && desc->constr->num_check > 0)
-		refuse_store(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
-					 "A store must not have CHECK constraints.", NULL);
+		return is_defect(defect, ERRCODE_FEATURE_NOT_SUPPORTED,
+						 "A store must not have CHECK constraints.", NULL);
 	for (int i = 0; i < desc->natts; i++)
 	{
 		Form_pg_attribute att = TupleDescAttr(desc, i);
 
 		if (att->attnotnull && !is_never_null(att->attnum))
-			refuse_store(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
-						 psprintf("Column \"%s\" of a store must not be NOT NULL.",
-								  NameStr(att->attname)),
-						 NULL);
+			return is_defect(defect, ERRCODE_FEATURE_NOT_SUPPORTED,
+							 psprintf("Column \"%s\" of a store must not be NOT NULL.",
+									  NameStr(att->attname)),
+							 NULL);
 	}
+	return true;
 }
 
 /* A trigger for INSERT or UPDATE would be passed over here. */
-static void
-check_store_triggers(Relation rel)
+static bool
+has_store_triggers(Relation rel, IdemStoreDefect *defect)
 {
 	TriggerDesc *triggers = rel->trigdesc;
 
@@ -196,16 +203,16 @@ check_store_triggers(Relation rel)
 				/* a foreign key to the store: its key never changes */
 				break;
 			case RI_TRIGGER_FK:
-				refuse_store(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
-							 "A store must not have foreign keys of its own.",
-							 NULL);
-				break;
+				return is_defect(defect, ERRCODE_FEATURE_NOT_SUPPORTED,
+								 "A store must not have foreign keys of its own.",
+								 NULL);
 			default:
-				refuse_store(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
-							 "A store must not have triggers for INSERT or UPDATE.",
-							 "Triggers for DELETE are allowed.");
+				return is_defect(defect, ERRCODE_FEATURE_NOT_SUPPORTED,
+								 "A store must not have triggers for INSERT or UPDATE.",
+								 "Triggers for DELETE are allowed.");
 		}
 	}
+	return true;
 }
 
 /*
@@ -250,83 +257,138 @@ runs_user_code(Node *node, void *context)
 }
 
 /*
+ * The same of an index's expressions or its predicate, a column of pg_index.
+ * They are taken as they were written: the relcache has them with constants
+ * folded, and to fold them it calls their functions.
+ */
+static bool
+index_runs_user_code(Relation index, AttrNumber attno)
+{
+	bool		isnull;
+	Datum		written = SysCacheGetAttr(INDEXRELID, index->rd_indextuple,
+										  attno, &isnull);
+
+	return !isnull &&
+		runs_user_code(stringToNode(TextDatumGetCString(written)), NULL);
+}
+
+/* A unique constraint that says no only where the primary key does */
+static bool
+is_second_key(Relation index)
+{
+	return index->rd_index->indimmediate && is_on_key_columns(index) &&
+		heap_attisnull(index->rd_indextuple, Anum_pg_index_indpred, NULL);
+}
+
+/*
  * The primary key must decide, and no other constraint may say no.  A second
  * unique index on the same columns is fine: REINDEX CONCURRENTLY makes one.
  * And no code of the owner's may run in the middle of an insertion, where it
  * would meet the row half made, and with the caller's rights.
  */
-static Oid
-check_store_indexes(Relation rel)
+static bool
+is_store_index(Relation index, bool is_pkey, IdemStoreDefect *defect)
+{
+	Form_pg_index form = index->rd_index;
+
+	if (is_pkey)
+	{
+		if (!form->indisvalid || !form->indimmediate ||
+			index->rd_rel->relam != BTREE_AM_OID || !is_on_key_columns(index))
+			return is_defect(defect, ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+							 NEEDS_PRIMARY_KEY, CREATE_STORES_SO);
+	}
+	else if (form->indisexclusion ||
+			 (form->indisunique && !is_second_key(index)))
+		return is_defect(defect, ERRCODE_FEATURE_NOT_SUPPORTED,
+						 "A store must have no unique or exclusion constraint but its primary key.",
+						 NULL);
+	if (index_runs_user_code(index, Anum_pg_index_indexprs) ||
+		index_runs_user_code(index, Anum_pg_index_indpred))
+		return is_defect(defect, ERRCODE_FEATURE_NOT_SUPPORTED,
+						 "Indexes of a store must not use functions that are not the server's own.",
+						 NULL);
+	return true;
+}
+
+static bool
+has_store_indexes(Relation rel, Oid *pkey, IdemStoreDefect *defect)
 {
 	List	   *indexes = RelationGetIndexList(rel);
-	Oid			pkey = idem_primary_key_index(rel);
-	bool		pkey_usable = false;
+	bool		good = true;
 	ListCell   *lc;
 
+	*pkey = idem_primary_key_index(rel);
+	if (!list_member_oid(indexes, *pkey))
+		return is_defect(defect, ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+						 NEEDS_PRIMARY_KEY, CREATE_STORES_SO);
 	foreach(lc, indexes)
 	{
 		Relation	index = index_open(lfirst_oid(lc), AccessShareLock);
-		Form_pg_index form = index->rd_index;
 
-		if (form->indexrelid == pkey)
-			pkey_usable = (form->indisvalid && form->indimmediate &&
-						   index->rd_rel->relam == BTREE_AM_OID &&
-						   is_on_key_columns(index));
-		else if (form->indisexclusion ||
-				 (form->indisunique &&
-				  !(form->indimmediate && is_on_key_columns(index) &&
-					heap_attisnull(index->rd_indextuple,
-								   Anum_pg_index_indpred, NULL))))
-			refuse_store(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
-						 "A store must have no unique or exclusion constraint but its primary key.",
-						 NULL);
-		if (runs_user_code((Node *) RelationGetIndexExpressions(index), NULL) ||
-			runs_user_code((Node *) RelationGetIndexPredicate(index), NULL))
-			refuse_store(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
-						 "Indexes of a store must not use functions that are not the server's own.",
-						 NULL);
+		good = is_store_index(index, lfirst_oid(lc) == *pkey, defect);
 		index_close(index, AccessShareLock);
+		if (!good)
+			break;
 	}
 	list_free(indexes);
-
-	if (!pkey_usable)
-		refuse_store(rel, ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-					 "A store needs a valid primary key, not deferrable, on (key, tenant, route).",
-					 "Create stores with idem_create_table().");
-	return pkey;
+	return good;
 }
 
 /*
- * Refuse a relation that is no store; see the head of this file.  The caller
- * holds a lock on it.  Returns the OID of the primary key's index.
+ * Where the store is published, an update must be possible all the same: what
+ * CheckCmdReplicaIdentity() refuses, without its error.
  */
-static Oid
-check_store(Relation rel)
+static bool
+is_replicated_well(Relation rel, IdemStoreDefect *defect)
 {
-	Oid			pkey;
+	PublicationDesc published;
 
-	check_store_kind(rel);
-	check_store_triggers(rel);
-	if (rel->rd_rules != NULL)
-		refuse_store(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
-					 "A store must not have rules.", NULL);
-	check_store_constraints(rel);
-	if (rel->rd_rel->relrowsecurity && rel->rd_rel->relforcerowsecurity)
-		refuse_store(rel, ERRCODE_FEATURE_NOT_SUPPORTED,
-					 "A store must not have FORCE ROW LEVEL SECURITY.",
-					 "Row-level security without FORCE is allowed; it holds for direct access to the table.");
-	pkey = check_store_indexes(rel);
-	CheckCmdReplicaIdentity(rel, CMD_UPDATE);
-	return pkey;
+	RelationBuildPublicationDesc(rel, &published);
+	if (!published.pubactions.pubupdate)
+		return true;
+	if (!published.rf_valid_for_update)
+		return is_defect(defect, ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+						 "A publication of the table filters rows by a column that is not in its replica identity.",
+						 "Set REPLICA IDENTITY FULL with ALTER TABLE, or change the publication.");
+	if (!published.cols_valid_for_update)
+		return is_defect(defect, ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+						 "A publication of the table leaves out a column of its replica identity.",
+						 "Change the publication, or the table's replica identity.");
+	if (rel->rd_rel->relreplident != REPLICA_IDENTITY_FULL &&
+		!OidIsValid(RelationGetReplicaIndex(rel)))
+		return is_defect(defect, ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+						 "The table is published, but has no replica identity, so that its rows cannot be updated.",
+						 "Set REPLICA IDENTITY with ALTER TABLE.");
+	return true;
 }
 
 /*
- * Check, once until something changes, that a table may be a store; an error
- * if not.  The caller holds a lock on it, which has let in every invalidation
- * that matters.  Returns the OID of the primary key's index.
+ * Is the table a store?  See the head of this file.  The caller holds a lock
+ * on it.  *pkey is the OID of the primary key's index.
  */
-Oid
-idem_store_primary_key(Relation rel)
+static bool
+check_store(Relation rel, Oid *pkey, IdemStoreDefect *defect)
+{
+	if (!has_store_kind(rel, defect) ||
+		!has_store_triggers(rel, defect))
+		return false;
+	if (rel->rd_rules != NULL)
+		return is_defect(defect, ERRCODE_FEATURE_NOT_SUPPORTED,
+						 "A store must not have rules.", NULL);
+	if (!has_store_constraints(rel, defect))
+		return false;
+	if (rel->rd_rel->relrowsecurity && rel->rd_rel->relforcerowsecurity)
+		return is_defect(defect, ERRCODE_FEATURE_NOT_SUPPORTED,
+						 "A store must not have FORCE ROW LEVEL SECURITY.",
+						 "Row-level security without FORCE is allowed; it holds for direct access to the table.");
+	return has_store_indexes(rel, pkey, defect) &&
+		is_replicated_well(rel, defect);
+}
+
+/* The same, once until something changes */
+static bool
+check_store_once(Relation rel, Oid *pkey, IdemStoreDefect *defect)
 {
 	CheckedStore *checked = lookup_checked_store(RelationGetRelid(rel));
 
@@ -335,7 +397,43 @@ idem_store_primary_key(Relation rel)
 		/* an invalidation during the check, or its failure, voids it */
 		checked->valid = true;
 		checked->pkey = InvalidOid;
-		checked->pkey = check_store(rel);
+		if (!check_store(rel, pkey, defect))
+			return false;
+		checked->pkey = *pkey;
 	}
-	return checked->pkey;
+	*pkey = checked->pkey;
+	return true;
+}
+
+/*
+ * May this table be used as a store?  If not, *defect says why; no error is
+ * thrown over the table, whatever it is.  The caller holds a lock on it,
+ * which has let in every invalidation that matters.
+ */
+bool
+idem_is_store(Relation rel, IdemStoreDefect *defect)
+{
+	Oid			pkey;
+
+	return check_store_once(rel, &pkey, defect);
+}
+
+/*
+ * The OID of the primary key's index of a table that may be used as a store;
+ * an error for any other.
+ */
+Oid
+idem_store_primary_key(Relation rel)
+{
+	Oid			pkey;
+	IdemStoreDefect defect;
+
+	if (!check_store_once(rel, &pkey, &defect))
+		ereport(ERROR,
+				(errcode(defect.sqlstate),
+				 errmsg("relation \"%s\" cannot be a store of idempotency keys",
+						RelationGetRelationName(rel)),
+				 errdetail("%s", defect.detail),
+				 defect.hint != NULL ? errhint("%s", defect.hint) : 0));
+	return pkey;
 }
