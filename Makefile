@@ -43,7 +43,7 @@ PGFILEDESC = "pg_idem - idempotency keys inside the caller's transaction"
 
 REGRESS = setup begin finish input utf8 infinite hash store expire routes \
 	lease call retry budget breaker stats http natural receive \
-	outbox
+	outbox nulls
 ENCODING = UTF8
 NO_LOCALE = 1
 REGRESS_OPTS = --temp-instance=./tmp_check --temp-config=test/pg_idem.conf

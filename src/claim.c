@@ -399,13 +399,22 @@ proceeds(const Answer *ans)
 		ans->outcome == IDEM_RESUMED;
 }
 
-/* Copy a column of the row into the answer's tuple. */
+/* Copy a column of the row, which may be NULL, into the answer's tuple. */
 static inline void
 tell(Datum *values, bool *isnull, int claim_attno,
 	 TupleTableSlot *row, AttrNumber attno)
 {
-	values[claim_attno - 1] = idem_row_datum(row, attno);
+	values[claim_attno - 1] = row->tts_values[attno - 1];
 	isnull[claim_attno - 1] = idem_row_isnull(row, attno);
+}
+
+/* The same for one that is never NULL. */
+static inline void
+tell_value(Datum *values, bool *isnull, int claim_attno,
+		   TupleTableSlot *row, AttrNumber attno)
+{
+	values[claim_attno - 1] = idem_row_datum(row, attno);
+	isnull[claim_attno - 1] = false;
 }
 
 /*
@@ -447,8 +456,10 @@ form_claim(const Answer *ans, TupleTableSlot *row)
 	}
 	if (ans->tell_row)
 	{
-		tell(values, isnull, Anum_claim_attempt, row, Anum_key_attempt);
-		tell(values, isnull, Anum_claim_expires_at, row, Anum_key_expires_at);
+		tell_value(values, isnull, Anum_claim_attempt,
+				   row, Anum_key_attempt);
+		tell_value(values, isnull, Anum_claim_expires_at,
+				   row, Anum_key_expires_at);
 	}
 	if (ans->retry_after > 0)
 	{

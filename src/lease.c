@@ -284,10 +284,7 @@ idem_resume(PG_FUNCTION_ARGS)
 			break;
 		for (uint64 i = 0; i < SPI_processed && resumed < req.max; i++)
 		{
-			bool		isnull;
-			Datum		tid = SPI_getbinval(SPI_tuptable->vals[i],
-											SPI_tuptable->tupdesc, 1,
-											&isnull);
+			Datum		tid = idem_returned(SPI_tuptable, i, 1);
 			TupleTableSlot *next = resume(&store, (ItemPointer) DatumGetPointer(tid),
 										  &req, now);
 

@@ -109,6 +109,14 @@ idem_refuse_null(const char *column)
 			 errhint("Restore the column's NOT NULL constraint, and the value.")));
 }
 
+/* The same, of a row that was read without SQL */
+void
+idem_refuse_null_in_row(TupleTableSlot *row, AttrNumber attno)
+{
+	idem_refuse_null(NameStr(TupleDescAttr(row->tts_tupleDescriptor,
+										   attno - 1)->attname));
+}
+
 /* A column of a row that a statement has returned, which may be NULL */
 Datum
 idem_returned_or_null(SPITupleTable *rows, uint64 i, int column, bool *isnull)

@@ -178,6 +178,8 @@ extern bool idem_try(void (*work) (void *arg), void *arg, ErrorData **error);
 struct SPITupleTable;
 
 extern void idem_refuse_null(const char *column) pg_attribute_noreturn();
+extern void idem_refuse_null_in_row(TupleTableSlot *row, AttrNumber attno)
+			pg_attribute_cold pg_attribute_noreturn();
 extern Datum idem_returned_or_null(struct SPITupleTable *rows, uint64 i,
 								   int column, bool *isnull);
 extern Datum idem_returned(struct SPITupleTable *rows, uint64 i, int column);
@@ -220,9 +222,22 @@ typedef struct IdemStore
 	struct EState *estate;		/* for expressions in indexes, or NULL */
 } IdemStore;
 
-/* a column of the row found, or of the version being built */
-#define idem_row_isnull(slot, attno)	((slot)->tts_isnull[(attno) - 1])
-#define idem_row_datum(slot, attno)		((slot)->tts_values[(attno) - 1])
+/* Columns of a deformed row, be it found or being built */
+
+static inline bool
+idem_row_isnull(TupleTableSlot *row, AttrNumber attno)
+{
+	return row->tts_isnull[attno - 1];
+}
+
+/* The value of a column, where NULL is an error */
+static inline Datum
+idem_row_datum(TupleTableSlot *row, AttrNumber attno)
+{
+	if (unlikely(idem_row_isnull(row, attno)))
+		idem_refuse_null_in_row(row, attno);
+	return row->tts_values[attno - 1];
+}
 
 /* more of the same, for columns that are often needed */
 static inline IdemState
