@@ -7,18 +7,21 @@
 MODULE_big = pg_idem
 OBJS = \
 	src/admin.o \
+	src/after_commit.o \
 	src/breaker.o \
 	src/budget.o \
 	src/call.o \
 	src/catalog.o \
 	src/claim.o \
 	src/etag.o \
-	src/expire.o \
+	src/expire_launcher.o \
+	src/expire_shared.o \
+	src/expire_sweep.o \
+	src/expire_worker.o \
 	src/finish.o \
 	src/hash.o \
 	src/http.o \
 	src/key.o \
-	src/launcher.o \
 	src/lease.o \
 	src/outbox.o \
 	src/outbox_pick.o \
@@ -79,5 +82,5 @@ not-root:
 	@test "$$(id -u)" -ne 0 || \
 		{ echo '"make installcheck" is not for root; "make check" is.' >&2; exit 1; }
 
-$(OBJS): src/pg_idem.h src/compat.h
+$(OBJS): src/pg_idem.h src/expire.h src/compat.h
 endif

@@ -96,22 +96,56 @@ SELECT left_over();
 DELETE FROM regress_charges WHERE key = '00001';
 SELECT idem_expire();
 SELECT left_over();
--- a deferred foreign key must not fail the commit
+-- By hand, constraints are the caller's affair: where they are deferred, keys
+-- stay, and nothing fails at the commit
 ALTER TABLE regress_charges ALTER CONSTRAINT regress_charges_key DEFERRABLE INITIALLY DEFERRED;
 SELECT make_key('z4', 'completed', '2001-01-01');
 BEGIN;
 SELECT idem_expire();
 COMMIT;
 SELECT left_over();
--- and stays deferred for the rest of the transaction
 BEGIN;
+SET CONSTRAINTS ALL IMMEDIATE;
 SELECT idem_expire();
+COMMIT;
+SELECT left_over();
+-- What is deferred stays so, whether there was something to remove or not ...
+SELECT make_key('z5', 'completed', '2001-01-01');
+BEGIN;
 INSERT INTO regress_charges VALUES ('later');
+SELECT idem_expire();
 SELECT outcome FROM idem_begin('later', 'r', '\x01');
 COMMIT;
 SELECT left_over();
-DELETE FROM regress_charges;
+-- ... and what is immediate, too
+BEGIN;
+SET CONSTRAINTS ALL IMMEDIATE;
 SELECT idem_expire();
+INSERT INTO regress_charges VALUES ('never');
+ROLLBACK;
+DELETE FROM regress_charges;
+BEGIN;
+SET CONSTRAINTS ALL IMMEDIATE;
+SELECT idem_expire();
+COMMIT;
+-- Constraints may have the same name
+CREATE TABLE regress_refunds (key text, tenant text, route text,
+	CONSTRAINT regress_charges_key FOREIGN KEY (route, tenant, key) REFERENCES idempotency_keys (route, tenant, key));
+CREATE TABLE regress_parts (key varchar(40), tenant name, route text COLLATE "C",
+	CONSTRAINT regress_charges_key FOREIGN KEY (key, tenant, route) REFERENCES idempotency_keys) PARTITION BY LIST (key);
+CREATE TABLE regress_part PARTITION OF regress_parts DEFAULT;
+ALTER TABLE regress_charges ALTER CONSTRAINT regress_charges_key DEFERRABLE INITIALLY IMMEDIATE;
+SELECT make_key('s1', 'completed', '2001-01-01'), make_key('s2', 'completed', '2001-01-02'),
+	make_key('s3', 'completed', '2001-01-03'), make_key('s4', 'completed', '2001-01-04');
+INSERT INTO regress_refunds VALUES ('s1', '', 'r'), (NULL, '', 'r');
+INSERT INTO regress_parts VALUES ('s3', '', 'r'), ('s3', '', 'r');
+INSERT INTO regress_charges VALUES ('s1');
+SET client_min_messages = log;
+SELECT idem_expire();
+RESET client_min_messages;
+SELECT left_over();
+DELETE FROM regress_charges;
+DROP TABLE regress_refunds, regress_parts;
 -- ON DELETE CASCADE and SET NULL are the owner's wish
 ALTER TABLE regress_charges DROP CONSTRAINT regress_charges_key;
 ALTER TABLE regress_charges ADD FOREIGN KEY (key, tenant, route) REFERENCES idempotency_keys ON DELETE CASCADE;

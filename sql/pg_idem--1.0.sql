@@ -1175,3 +1175,16 @@ GRANT SELECT ON TABLE
 	@extschema@.idem_stats,
 	@extschema@.idem_services
 TO pg_read_all_stats;
+
+--
+-- Wakes the launcher when this commits, or says that there is none
+--
+
+CREATE FUNCTION @extschema@.idem_created()
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME', 'idem_created'
+LANGUAGE C;
+
+SELECT @extschema@.idem_created();
+
+DROP FUNCTION @extschema@.idem_created();

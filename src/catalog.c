@@ -43,6 +43,7 @@
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
+#include "utils/snapmgr.h"
 #include "utils/syscache.h"
 
 static IdemCatalog catalog;
@@ -360,6 +361,30 @@ idem_lock_extension(void)
 		return false;
 	AcceptInvalidationMessages();
 	return get_extension_oid("pg_idem", true) == extension;
+}
+
+/*
+ * For the worker, which could not lock the extension: is some transaction,
+ * running or prepared, about to create it, or to drop it?
+ */
+bool
+idem_extension_is_changing(void)
+{
+	Relation	rel = table_open(ExtensionRelationId, AccessShareLock);
+	SnapshotData dirty;
+	ScanKeyData key;
+	SysScanDesc scan;
+	bool		found;
+
+	InitDirtySnapshot(dirty);
+	ScanKeyInit(&key, Anum_pg_extension_extname, BTEqualStrategyNumber,
+				F_NAMEEQ, CStringGetDatum("pg_idem"));
+	scan = systable_beginscan(rel, ExtensionNameIndexId, true, &dirty, 1,
+							  &key);
+	found = HeapTupleIsValid(systable_getnext(scan));
+	systable_endscan(scan);
+	table_close(rel, AccessShareLock);
+	return found;
 }
 
 /* OIDs of the extension's functions of this name, one at least */

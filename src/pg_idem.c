@@ -10,7 +10,7 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "expire.h"
 
 #include <float.h>
 #include <limits.h>

@@ -5,7 +5,7 @@
  *
  * A call flows one way:
  *
- *		SQL entry (claim.c, finish.c, receive.c, expire.c, admin.c)
+ *		SQL entry (claim.c, finish.c, receive.c, admin.c, expire_sweep.c)
  *		  -> policy (policy.c, http.c): what the arguments and settings mean
  *		  -> store (store.c, catalog.c): rows, locks, index entries
  *		  -> answer (claim.c)
@@ -154,6 +154,7 @@ extern const IdemCatalog *idem_catalog(void);
 extern bool idem_catalog_exists(void);
 extern Relation idem_open_member(const Oid *member, LOCKMODE lockmode);
 extern bool idem_lock_extension(void);
+extern bool idem_extension_is_changing(void);
 extern List *idem_member_functions(const char *name);
 extern IdemState idem_state_from_datum(Datum label);
 extern Datum idem_state_to_datum(IdemState state);
@@ -700,26 +701,8 @@ extern Jsonb *idem_headers_to_keep(Jsonb *headers);
 extern bool idem_check_replay_headers(char **newval, void **extra,
 									  GucSource source);
 
-/* ---------------- launcher.c: the background launcher ---------------- */
+/* ---------------- after_commit.c: log lines ---------------- */
 
-/* What a sweep of a database came to */
-typedef enum IdemReport
-{
-	IDEM_REPORT_TROUBLE,		/* something could not be swept */
-	IDEM_REPORT_FURTHER_TROUBLE,	/* ... in a further store only */
-	IDEM_REPORT_ABSENT,			/* the extension is not there */
-	IDEM_REPORT_SWEPT
-} IdemReport;
-
-extern void idem_launcher_init(void);
-extern void idem_launcher_report(IdemReport report);
-extern bool idem_launcher_wants_further_stores(void);
-extern bool idem_launcher_wants_results_dropped(void);
-extern bool idem_database_is_wanted(void);
-extern PGDLLEXPORT void idem_launcher_main(Datum arg);
-
-/* ---------------- expire.c: the sweep ---------------- */
-
-extern PGDLLEXPORT void idem_expire_main(Datum arg);
+extern void idem_log_after_commit(const char *message, const char *detail);
 
 #endif							/* PG_IDEM_H */

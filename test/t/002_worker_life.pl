@@ -255,7 +255,6 @@ ok($node->poll_query_until('postgres', no_key_like('on%')),
 $node->safe_psql('postgres', 'CREATE DATABASE busy');
 $node->safe_psql('postgres', 'CREATE DATABASE late');
 $offset = log_end($node);
-$node->append_conf('postgresql.conf', 'pg_idem.expire_naptime = 600s');
 $node->restart;
 my @connectable = split /\n/,
   $node->safe_psql('postgres',
@@ -263,6 +262,10 @@ my @connectable = split /\n/,
 ok( wait_until(
 		sub { !grep { !workers_started($_, $offset) } @connectable }),
 	'the first round looks at every database');
+$node->append_conf('postgresql.conf', 'pg_idem.expire_naptime = 600s');
+$node->reload;
+ok($node->poll_query_until('postgres', 'SHOW pg_idem.expire_naptime', '10min'),
+	'the naptime is long');
 wait_for_no_worker();
 $node->safe_psql('absent',
 	"BEGIN; CREATE EXTENSION pg_idem;" . expired('new', 3) . "COMMIT");
