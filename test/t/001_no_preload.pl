@@ -24,7 +24,20 @@ pg_idem.retry_min_per_second = 0
 pg_idem.nonsense = 1
 EOC
 
-$node->safe_psql('postgres', 'CREATE EXTENSION pg_idem');
+# CREATE EXTENSION says what is missing, once it is certain to stay; not to
+# those who do not want to hear.
+my @notice = $node->psql('postgres', 'CREATE EXTENSION pg_idem');
+like($notice[2],
+	qr/NOTICE:  pg_idem is not in shared_preload_libraries\n.*HINT:  Add pg_idem to shared_preload_libraries and restart the server/s,
+	'CREATE EXTENSION says that the library is not preloaded');
+foreach my $sql (
+	'BEGIN; DROP EXTENSION pg_idem; CREATE EXTENSION pg_idem; ROLLBACK',
+	'BEGIN; DROP EXTENSION pg_idem; SAVEPOINT a; CREATE EXTENSION pg_idem; ROLLBACK TO a; COMMIT',
+	'SET client_min_messages = warning; CREATE EXTENSION pg_idem')
+{
+	@notice = $node->psql('postgres', $sql);
+	is($notice[2], '', "but not: $sql");
+}
 my $psql = PgIdemTest::Session->new($node, 'postgres');
 my $other = PgIdemTest::Session->new($node, 'postgres');
 
