@@ -355,41 +355,42 @@ WITH a AS MATERIALIZED (SELECT outcome, attempt FROM idem_begin('calls', 'r', '\
 SELECT * FROM d;
 
 -- One statement from any driver: claim, work, finish
-CREATE TABLE regress_charges (id int GENERATED ALWAYS AS IDENTITY, amount int);
+CREATE TABLE regress_charges (id int GENERATED ALWAYS AS IDENTITY, account text, amount int);
 PREPARE charge AS
-WITH c AS MATERIALIZED (SELECT * FROM idem_begin($1, $2, $3)),
-	 w AS (INSERT INTO regress_charges (amount) SELECT $4 FROM c WHERE c.proceed RETURNING id),
-	 f AS MATERIALIZED (SELECT w.id, idem_finish($1, jsonb_build_object('id', w.id)) FROM w)
+WITH c AS MATERIALIZED (SELECT * FROM idem_begin($1, $2, $3, tenant => $5)),
+	 w AS (INSERT INTO regress_charges (account, amount) SELECT $5, $4 FROM c WHERE c.proceed RETURNING id),
+	 f AS MATERIALIZED (SELECT w.id, idem_finish($1, jsonb_build_object('id', w.id), tenant => $5) FROM w)
 SELECT c.outcome, c.status, coalesce(c.response, jsonb_build_object('id', f.id)) AS response
 FROM c LEFT JOIN f ON true;
-EXECUTE charge('one', 'POST /charges', idem_hash('{"amount": 999}'::jsonb), 999);
-EXECUTE charge('one', 'POST /charges', idem_hash('{ "amount":999 }'::jsonb), 999);
-EXECUTE charge('one', 'POST /charges', idem_hash('{"amount": 1}'::jsonb), 1);
+EXECUTE charge('one', 'POST /charges', idem_hash('{"amount": 999}'::jsonb), 999, 'alice');
+EXECUTE charge('one', 'POST /charges', idem_hash('{ "amount":999 }'::jsonb), 999, 'alice');
+EXECUTE charge('one', 'POST /charges', idem_hash('{"amount": 1}'::jsonb), 1, 'alice');
+EXECUTE charge('one', 'POST /charges', idem_hash('{"amount": 999}'::jsonb), 999, 'bob');
 BEGIN;
-EXECUTE charge('two', 'POST /charges', idem_hash('{"amount": 5}'::jsonb), 5);
-EXECUTE charge('two', 'POST /charges', idem_hash('{"amount": 5}'::jsonb), 5);
+EXECUTE charge('two', 'POST /charges', idem_hash('{"amount": 5}'::jsonb), 5, 'alice');
+EXECUTE charge('two', 'POST /charges', idem_hash('{"amount": 5}'::jsonb), 5, 'alice');
 ROLLBACK;
-EXECUTE charge('two', 'POST /charges', idem_hash('{"amount": 5}'::jsonb), 5);
+EXECUTE charge('two', 'POST /charges', idem_hash('{"amount": 5}'::jsonb), 5, 'alice');
 BEGIN ISOLATION LEVEL REPEATABLE READ;
-EXECUTE charge('three', 'POST /charges', idem_hash('{"amount": 7}'::jsonb), 7);
-EXECUTE charge('three', 'POST /charges', idem_hash('{"amount": 7}'::jsonb), 7);
+EXECUTE charge('three', 'POST /charges', idem_hash('{"amount": 7}'::jsonb), 7, 'alice');
+EXECUTE charge('three', 'POST /charges', idem_hash('{"amount": 7}'::jsonb), 7, 'alice');
 COMMIT;
 BEGIN ISOLATION LEVEL SERIALIZABLE;
-EXECUTE charge('four', 'POST /charges', idem_hash('{"amount": 8}'::jsonb), 8);
-EXECUTE charge('four', 'POST /charges', idem_hash('{"amount": 8}'::jsonb), 8);
+EXECUTE charge('four', 'POST /charges', idem_hash('{"amount": 8}'::jsonb), 8, 'alice');
+EXECUTE charge('four', 'POST /charges', idem_hash('{"amount": 8}'::jsonb), 8, 'alice');
 COMMIT;
-SELECT amount, count(*) FROM regress_charges GROUP BY 1 ORDER BY 1;
+SELECT account, amount, count(*) FROM regress_charges GROUP BY 1, 2 ORDER BY 2, 1;
 -- work that fails takes the claim with it
 ALTER TABLE regress_charges ADD CHECK (amount > 0);
-EXECUTE charge('five', 'POST /charges', '\x01', 0);
-EXECUTE charge('five', 'POST /charges', '\x02', 1);
+EXECUTE charge('five', 'POST /charges', '\x01', 0, 'alice');
+EXECUTE charge('five', 'POST /charges', '\x02', 1, 'alice');
 DEALLOCATE charge;
 
 -- idem_lookup reads, and claims nothing
-SELECT state, attempt, status, response FROM idem_lookup('one', 'POST /charges');
+SELECT state, attempt, status, response FROM idem_lookup('one', 'POST /charges', 'alice');
 SELECT idem_lookup('one', 'POST /refunds') IS NULL AS not_there;
 BEGIN READ ONLY;
-SELECT state FROM idem_lookup('one', 'POST /charges');
+SELECT state FROM idem_lookup('one', 'POST /charges', 'alice');
 COMMIT;
 BEGIN;
 SELECT outcome FROM idem_begin('look', 'r', '\x01');

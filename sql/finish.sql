@@ -127,6 +127,39 @@ SELECT outcome FROM idem_begin('routes', '0', '\x01');
 SELECT idem_finish('routes', '"0"');
 COMMIT;
 SELECT route, response FROM idempotency_keys WHERE key = 'routes' ORDER BY route;
+-- The claim of this transaction is the one that is meant, whatever others have
+SELECT outcome FROM idem_begin('others', 'in progress', '\x01');
+SELECT outcome FROM idem_begin('others', 'in progress too', '\x01');
+SELECT outcome FROM idem_begin('others', 'expired', '\x01', ttl => '1 microsecond', lease => '1 microsecond');
+BEGIN; SELECT outcome FROM idem_begin('others', 'finished', '\x01'); SELECT idem_finish('others', '"f"', route => 'finished'); COMMIT;
+BEGIN;
+SELECT outcome FROM idem_begin('others', 'a', '\x01');
+SELECT idem_checkpoint('others', 'half') IS NOT NULL AS renewed;
+SELECT idem_finish('others', '"a"');
+COMMIT;
+BEGIN;
+SELECT outcome FROM idem_begin('others', 'b', '\x01');
+SELECT idem_release('others');
+SELECT outcome FROM idem_begin('others', 'c', '\x01');
+SAVEPOINT s;
+SELECT idem_finish('others', '"c"');	-- b is still in progress, and this transaction's, too
+ROLLBACK TO s;
+SELECT idem_finish('others', '"c"', route => 'c');
+SELECT idem_finish('others', '"b"');
+COMMIT;
+BEGIN ISOLATION LEVEL SERIALIZABLE;
+SELECT outcome FROM idem_begin('others', 'd', '\x01');
+SELECT idem_finish('others', '"d"');
+COMMIT;
+SELECT idem_finish('others', '1', attempt => 1);	-- none is this transaction's, several are in progress
+SELECT route, state, response FROM idempotency_keys WHERE key = 'others' ORDER BY route;
+-- No response, or another kind of it
+BEGIN;
+SELECT a.outcome, b.outcome FROM idem_begin('none', 'r', '\x01') a, idem_begin('bytes', 'r', '\x01') b;
+SELECT idem_finish('none'), idem_finish('bytes', body => '\xff00');
+COMMIT;
+SELECT outcome, status, response, body FROM idem_begin('none', 'r', '\x01');
+SELECT outcome, status, response, body FROM idem_begin('bytes', 'r', '\x01');
 -- other tenants do not count
 BEGIN;
 SELECT outcome FROM idem_begin('tenants', 'r', '\x01');

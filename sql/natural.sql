@@ -83,22 +83,25 @@ DELETE FROM natural_docs d WHERE d.id = 1 AND idem_if_match(:'seen', idem_etag(d
 -- With a key, a retry of a change that went through gets its answer, not 412:
 -- claim, change and result in one statement, both answers stored
 INSERT INTO natural_docs VALUES (2, 'A', 'a');
-PREPARE change_once(text, int, text, text) AS
-	WITH c AS MATERIALIZED (SELECT * FROM idem_begin(idem_key($1), 'PATCH /docs', idem_hash(jsonb_build_array($2, $3, $4)))),
+PREPARE change_once(text, int, text, text, text) AS
+	WITH c AS MATERIALIZED (SELECT b AS claim, b.*, $3 AS if_match FROM idem_begin(idem_key($1), 'PATCH /docs',
+				idem_hash(jsonb_build_array($2, $3, $4)), tenant => $5) b),
 		 u AS (UPDATE natural_docs d SET title = $4
-			FROM c WHERE c.proceed AND d.id = $2 AND idem_if_match($3, idem_etag(d.*)) RETURNING d.title),
-		 f AS MATERIALIZED (SELECT a.status, a.response, idem_finish(idem_key($1), a.response, a.status, route => 'PATCH /docs')
+			FROM c WHERE c.proceed AND d.id = $2 AND idem_if_match(c.if_match, idem_etag(d.*)) RETURNING d.title),
+		 f AS MATERIALIZED (SELECT a.status, a.response, idem_finish(idem_key($1), a.response, a.status, route => 'PATCH /docs', tenant => $5)
 			FROM c, LATERAL (SELECT CASE WHEN count(*) = 1 THEN 200 ELSE 412 END AS status,
 				jsonb_build_object('title', max(u.title)) AS response FROM u) a
 			WHERE c.proceed)
-	SELECT c.outcome, coalesce(f.status, c.status) AS status, coalesce(f.response, c.response, idem_problem(c)) AS answer
+	SELECT c.outcome, coalesce(f.status, c.status) AS status, coalesce(f.response, c.response, idem_problem(c.claim)) AS answer
 	FROM c LEFT JOIN f ON true;
 SELECT idem_etag(d.*) AS seen FROM natural_docs d WHERE id = 2 \gset
-EXECUTE change_once('"p1"', 2, :'seen', 'B');
-EXECUTE change_once('p1', 2, :'seen', 'B');
-EXECUTE change_once('"p2"', 2, :'seen', 'C');
-EXECUTE change_once('"p2"', 2, :'seen', 'C');
-EXECUTE change_once('"p2"', 2, '*', 'C');
+EXECUTE change_once('"p1"', 2, :'seen', 'B', 'alice');
+EXECUTE change_once('p1', 2, :'seen', 'B', 'alice');
+EXECUTE change_once('"p2"', 2, :'seen', 'C', 'alice');
+EXECUTE change_once('"p2"', 2, :'seen', 'C', 'alice');
+EXECUTE change_once('"p2"', 2, '*', 'C', 'alice');
+-- another request under the key, whose condition would be an error
+EXECUTE change_once('"p2"', 2, 'no tag', 'C', 'alice');
 SELECT title FROM natural_docs WHERE id = 2;
 
 --

@@ -44,7 +44,7 @@ SELECT key,
 	result_of($$idem_release(%L, attempt => 1, store => 'regress_nulls')$$, key) AS release,
 	result_of($$idem_resume(key => %L, store => 'regress_nulls')$$, key) AS resume,
 	result_of($$idem_receive('r', %L, store => 'regress_nulls')$$, key) AS receive,
-	result_of($$idem_receive('r', ARRAY['new', %L], store => 'regress_nulls')$$, key) AS batch,
+	result_of($$idem_receive_batch('r', ARRAY['new', %L], store => 'regress_nulls')$$, key) AS batch,
 	result_of($$idem_call(%L, 'r', '1', 'work(jsonb)', store => 'regress_nulls')$$, key) AS call
 FROM regress_nulls ORDER BY key;
 

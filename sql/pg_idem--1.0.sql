@@ -581,7 +581,7 @@ COMMENT ON FUNCTION @extschema@.idem_begin(pg_catalog.text, pg_catalog.text, pg_
 
 CREATE FUNCTION @extschema@.idem_finish(
 	key				pg_catalog.text,
-	response		pg_catalog.jsonb,
+	response		pg_catalog.jsonb DEFAULT NULL,
 	status			pg_catalog.int4 DEFAULT 200,
 	headers			pg_catalog.jsonb DEFAULT NULL,
 	body			pg_catalog.bytea DEFAULT NULL,
@@ -627,7 +627,7 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.idem_receive(pg_catalog.text, pg_catalog.text, pg_catalog.interval, pg_catalog.interval, pg_catalog.text, pg_catalog.regclass) IS
 	'receive a message in this transaction; false if it was received before';
 
-CREATE FUNCTION @extschema@.idem_receive(
+CREATE FUNCTION @extschema@.idem_receive_batch(
 	consumer		pg_catalog.text,
 	message_ids		pg_catalog.text[],
 	ttl				pg_catalog.interval DEFAULT NULL,
@@ -638,7 +638,7 @@ RETURNS SETOF pg_catalog.text
 AS 'MODULE_PATHNAME', 'idem_receive_batch'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
-COMMENT ON FUNCTION @extschema@.idem_receive(pg_catalog.text, pg_catalog.text[], pg_catalog.interval, pg_catalog.interval, pg_catalog.text, pg_catalog.regclass) IS
+COMMENT ON FUNCTION @extschema@.idem_receive_batch(pg_catalog.text, pg_catalog.text[], pg_catalog.interval, pg_catalog.interval, pg_catalog.text, pg_catalog.regclass) IS
 	'receive a batch of messages in this transaction; returns the new ones, each once';
 
 --
@@ -1038,10 +1038,20 @@ COMMENT ON FUNCTION @extschema@.idem_key(pg_catalog.text) IS
 CREATE FUNCTION @extschema@.idem_problem(claim @extschema@.idem_claim)
 RETURNS pg_catalog.jsonb
 AS 'MODULE_PATHNAME', 'idem_problem'
-LANGUAGE C IMMUTABLE PARALLEL SAFE;
+LANGUAGE C STABLE PARALLEL SAFE;
 
 COMMENT ON FUNCTION @extschema@.idem_problem(@extschema@.idem_claim) IS
 	'problem details to answer with; NULL for a claim that has a result or is to make one';
+
+CREATE FUNCTION @extschema@.idem_request_problem(
+	reason			pg_catalog.text,
+	detail			pg_catalog.text DEFAULT NULL)
+RETURNS pg_catalog.jsonb
+AS 'MODULE_PATHNAME', 'idem_request_problem'
+LANGUAGE C IMMUTABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_request_problem(pg_catalog.text, pg_catalog.text) IS
+	'problem details, status 400, for a request that makes no claim: key_missing, key_malformed or request_invalid';
 
 CREATE FUNCTION @extschema@.idem_etag(value pg_catalog.anyelement)
 RETURNS pg_catalog.text
@@ -1099,8 +1109,8 @@ COMMENT ON FUNCTION @extschema@.idem_revoke(pg_catalog.regrole) IS
 
 --
 -- Nothing is granted to PUBLIC but the pure helpers: idem_hash, idem_backoff,
--- idem_retryable, idem_retry, idem_key, idem_problem, idem_etag,
--- idem_if_match.  Whoever may read the server's statistics may read these.
+-- idem_retryable, idem_retry, idem_key, idem_problem, idem_request_problem,
+-- idem_etag, idem_if_match.  Whoever may read the server's statistics may read these.
 --
 
 REVOKE ALL ON FUNCTION
@@ -1118,7 +1128,7 @@ REVOKE ALL ON FUNCTION
 	@extschema@.idem_get_services(),
 	@extschema@.idem_stats_reset(),
 	@extschema@.idem_receive(pg_catalog.text, pg_catalog.text, pg_catalog.interval, pg_catalog.interval, pg_catalog.text, pg_catalog.regclass),
-	@extschema@.idem_receive(pg_catalog.text, pg_catalog.text[], pg_catalog.interval, pg_catalog.interval, pg_catalog.text, pg_catalog.regclass),
+	@extschema@.idem_receive_batch(pg_catalog.text, pg_catalog.text[], pg_catalog.interval, pg_catalog.interval, pg_catalog.text, pg_catalog.regclass),
 	@extschema@.idem_checkpoint(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.interval, pg_catalog.text, pg_catalog.text, pg_catalog.int4, pg_catalog.regclass),
 	@extschema@.idem_release(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.int4, pg_catalog.regclass),
 	@extschema@.idem_resume(pg_catalog.int4, pg_catalog.text, pg_catalog.interval, pg_catalog.bool, pg_catalog.text, pg_catalog.text, pg_catalog.regclass),

@@ -64,14 +64,14 @@ SELECT idem_receive('billing', 'r5');
 -- COMMIT PREPARED
 BEGIN;
 SELECT idem_receive('billing', 'p1');
-SELECT idem_receive('billing', ARRAY['p2', 'p3']);
+SELECT idem_receive_batch('billing', ARRAY['p2', 'p3']);
 PREPARE TRANSACTION 'p';
 SELECT idem_receive('billing', 'p1');
-SELECT idem_receive('billing', ARRAY['new', 'p3', 'm1']);
+SELECT idem_receive_batch('billing', ARRAY['new', 'p3', 'm1']);
 SELECT idem_receive('billing', 'p2', wait => '10ms');
 COMMIT PREPARED 'p';
 SELECT idem_receive('billing', 'p1'), idem_receive('billing', 'p2');
-SELECT idem_receive('billing', ARRAY['new', 'p3', 'm1']);
+SELECT idem_receive_batch('billing', ARRAY['new', 'p3', 'm1']);
 
 -- Forgotten after its ttl, and then new again, on its old row
 SELECT idem_receive('billing', 't1', ttl => '1h');
@@ -82,7 +82,7 @@ BEGIN;
 SELECT idem_receive('billing', 't1', ttl => '2h');
 SELECT idem_receive('billing', 't1');
 ROLLBACK;
-SELECT idem_receive('billing', ARRAY['t1', 't1'], ttl => '2h');
+SELECT idem_receive_batch('billing', ARRAY['t1', 't1'], ttl => '2h');
 SELECT idem_receive('billing', 't1');
 SELECT state, attempt, status, response, step, finished_at = created_at AS at_once, expires_at - created_at AS ttl
 FROM idempotency_keys WHERE key = 't1';
@@ -98,50 +98,50 @@ SET pg_idem.ttl = '3h';
 INSERT INTO idem_routes (route, ttl) VALUES ('slow', '7 days');
 SELECT idem_receive('fast', 's1'), idem_receive('slow', 's1'), idem_receive('slow', 's2', ttl => '1h');
 SELECT route, key, expires_at - created_at AS ttl FROM idempotency_keys WHERE route IN ('fast', 'slow') ORDER BY route, key;
-SELECT idem_receive('slow', ARRAY['s3']);
+SELECT idem_receive_batch('slow', ARRAY['s3']);
 SELECT expires_at - created_at AS ttl FROM idempotency_keys WHERE key = 's3';
 RESET pg_idem.ttl;
 TRUNCATE idem_routes;
 
 -- Batches: the new ones, each once, where it comes first
-SELECT idem_receive('batch', ARRAY['c', 'a', 'b', 'a', 'c', 'd']);
-SELECT idem_receive('batch', ARRAY['e', 'd', 'a', 'f', 'e']);
-SELECT idem_receive('batch', ARRAY['a', 'b', 'c', 'd', 'e', 'f']);
-SELECT idem_receive('batch', '{}'::text[]);
-SELECT * FROM idem_receive('batch', '[5:7]={x,y,x}'::text[]) WITH ORDINALITY;
-SELECT m FROM idem_receive('batch', message_ids => '{x,z}') m;
+SELECT idem_receive_batch('batch', ARRAY['c', 'a', 'b', 'a', 'c', 'd']);
+SELECT idem_receive_batch('batch', ARRAY['e', 'd', 'a', 'f', 'e']);
+SELECT idem_receive_batch('batch', ARRAY['a', 'b', 'c', 'd', 'e', 'f']);
+SELECT idem_receive_batch('batch', '{}'::text[]);
+SELECT * FROM idem_receive_batch('batch', '[5:7]={x,y,x}'::text[]) WITH ORDINALITY;
+SELECT m FROM idem_receive_batch('batch', message_ids => '{x,z}') m;
 SELECT idem_receive('batch', 'z'), idem_receive('batch', 'zz');
-SELECT idem_receive('batch', ARRAY['zz']);
+SELECT idem_receive_batch('batch', ARRAY['zz']);
 -- an untyped second argument is one message
 SELECT idem_receive('batch', '{a,b}');
 -- the order of the ids makes no difference
-SELECT idem_receive('batch', ARRAY['Z', '~', 'z1', '10', '9', 'Z', ' ', 'ab', 'aa', 'a', 'a ', '9']);
-SELECT count(*) FROM idem_receive('batch', ARRAY(SELECT 'n' || g % 1000 FROM generate_series(1, 3000) g));
-SELECT count(*), count(DISTINCT m) FROM idem_receive('batch', ARRAY(SELECT 'n' || g % 1500 FROM generate_series(1, 3000) g)) m;
+SELECT idem_receive_batch('batch', ARRAY['Z', '~', 'z1', '10', '9', 'Z', ' ', 'ab', 'aa', 'a', 'a ', '9']);
+SELECT count(*) FROM idem_receive_batch('batch', ARRAY(SELECT 'n' || g % 1000 FROM generate_series(1, 3000) g));
+SELECT count(*), count(DISTINCT m) FROM idem_receive_batch('batch', ARRAY(SELECT 'n' || g % 1500 FROM generate_series(1, 3000) g)) m;
 -- one that is rolled back is new again, and so is one that fails half way
 BEGIN;
-SELECT idem_receive('batch', ARRAY['q1', 'q2']);
+SELECT idem_receive_batch('batch', ARRAY['q1', 'q2']);
 ROLLBACK;
 BEGIN;
 SELECT idem_receive('batch', 'q2');
 SAVEPOINT a;
-SELECT idem_receive('batch', ARRAY['q1', 'q2', 'q3', 'q1']);
+SELECT idem_receive_batch('batch', ARRAY['q1', 'q2', 'q3', 'q1']);
 ROLLBACK TO a;
-SELECT idem_receive('batch', ARRAY['q3', 'q2', 'q1']);
+SELECT idem_receive_batch('batch', ARRAY['q3', 'q2', 'q1']);
 COMMIT;
-SELECT idem_receive('batch', ARRAY['q1', 'q2', 'q3', 'q4']);
+SELECT idem_receive_batch('batch', ARRAY['q1', 'q2', 'q3', 'q4']);
 -- with the work, in one statement
-INSERT INTO work SELECT m FROM idem_receive('batch', ARRAY['w9', 'w8', 'w9', 'q1']) m RETURNING message;
+INSERT INTO work SELECT m FROM idem_receive_batch('batch', ARRAY['w9', 'w8', 'w9', 'q1']) m RETURNING message;
 -- stopped after its first row, it has received all of them
-SELECT m FROM idem_receive('batch', ARRAY['l1', 'l2']) m LIMIT 1;
-SELECT idem_receive('batch', ARRAY['l1', 'l2']);
+SELECT m FROM idem_receive_batch('batch', ARRAY['l1', 'l2']) m LIMIT 1;
+SELECT idem_receive_batch('batch', ARRAY['l1', 'l2']);
 
 -- A claim of idem_begin under the same key: its work is done or it is not.
 -- In progress:
 SELECT outcome FROM idem_begin('k1', 'billing', NULL);
 SELECT idem_receive('billing', 'k1');
 SELECT idem_receive('billing', 'k1', wait => '10ms');
-SELECT idem_receive('billing', ARRAY['k0', 'k1']);
+SELECT idem_receive_batch('billing', ARRAY['k0', 'k1']);
 UPDATE idempotency_keys SET lease_until = '2000-01-01' WHERE key = 'k1';
 SELECT idem_receive('billing', 'k1');
 -- failed:
@@ -164,7 +164,7 @@ SELECT idem_receive('billing', 'k3', wait => '1 hour');
 ROLLBACK TO a;
 SELECT idem_finish('k3', NULL, 503);
 SAVEPOINT a;
-SELECT idem_receive('billing', ARRAY['k3'], wait => '1 hour');
+SELECT idem_receive_batch('billing', ARRAY['k3'], wait => '1 hour');
 ROLLBACK;
 BEGIN;
 SELECT outcome FROM idem_begin('k3', 'billing', NULL);
@@ -182,10 +182,10 @@ SELECT idem_create_table('messages');
 CREATE INDEX ON messages (lower(key)) WHERE route <> 'hidden';
 CREATE INDEX ON messages (octet_length(key));
 SELECT idem_receive('c', 'm1', store => 'messages'), idem_receive('hidden', 'm1', store => 'messages');
-SELECT idem_receive('c', ARRAY['M2', 'm1', 'M3', 'M2'], store => 'messages');
-SELECT count(*) FROM idem_receive('hidden', ARRAY(SELECT g::text FROM generate_series(1, 100) g), store => 'messages');
+SELECT idem_receive_batch('c', ARRAY['M2', 'm1', 'M3', 'M2'], store => 'messages');
+SELECT count(*) FROM idem_receive_batch('hidden', ARRAY(SELECT g::text FROM generate_series(1, 100) g), store => 'messages');
 UPDATE messages SET expires_at = '2000-01-01' WHERE key = 'M2';
-SELECT idem_receive('c', ARRAY['M2', 'm1', 'M3', 'M2'], store => 'messages');
+SELECT idem_receive_batch('c', ARRAY['M2', 'm1', 'M3', 'M2'], store => 'messages');
 SET enable_seqscan = off;
 SET enable_bitmapscan = off;
 SELECT key, route FROM messages WHERE lower(key) IN ('m1', 'm2', 'm3') AND route <> 'hidden' ORDER BY key;
@@ -207,7 +207,7 @@ SELECT idem_grant('regress_idem_consumer');
 SET pg_idem.tenant_is_role = on;
 SET ROLE regress_idem_consumer;
 SELECT idem_receive('billing', 'm1'), idem_receive('billing', 'm1', tenant => 'acme');
-SELECT idem_receive('billing', ARRAY['m1', 'm2'], tenant => 'acme');
+SELECT idem_receive_batch('billing', ARRAY['m1', 'm2'], tenant => 'acme');
 RESET ROLE;
 RESET pg_idem.tenant_is_role;
 SELECT key, tenant FROM idempotency_keys WHERE tenant LIKE 'regress%' ORDER BY key;
@@ -215,7 +215,7 @@ SELECT idem_revoke('regress_idem_consumer');
 SET ROLE regress_idem_consumer;
 \set VERBOSITY sqlstate
 SELECT idem_receive('billing', 'm1');
-SELECT idem_receive('billing', ARRAY['m1']);
+SELECT idem_receive_batch('billing', ARRAY['m1']);
 \set VERBOSITY default
 RESET ROLE;
 REVOKE ALL ON SCHEMA public FROM regress_idem_consumer;
@@ -228,29 +228,29 @@ SELECT idem_receive('c', '');
 SELECT idem_receive('', 'm');
 SELECT idem_receive('c', E'a\nb');
 SELECT idem_receive('c', repeat('x', 256));
-SELECT idem_receive('c', repeat('x', 255)), idem_receive('c', ARRAY[repeat('x', 255)]);
-SELECT idem_receive('c', NULL::text[]);
-SELECT idem_receive('c', ARRAY['a', NULL]);
-SELECT idem_receive('c', ARRAY['a', '']);
-SELECT idem_receive('c', ARRAY['a', repeat('x', 256)]);
-SELECT idem_receive('c', ARRAY[['a', 'b'], ['c', 'd']]);
+SELECT idem_receive('c', repeat('x', 255)), idem_receive_batch('c', ARRAY[repeat('x', 255)]);
+SELECT idem_receive_batch('c', NULL::text[]);
+SELECT idem_receive_batch('c', ARRAY['a', NULL]);
+SELECT idem_receive_batch('c', ARRAY['a', '']);
+SELECT idem_receive_batch('c', ARRAY['a', repeat('x', 256)]);
+SELECT idem_receive_batch('c', ARRAY[['a', 'b'], ['c', 'd']]);
 SELECT idem_receive('c', 'a', ttl => '0');
-SELECT idem_receive('c', '{}'::text[], ttl => '-1s');
+SELECT idem_receive_batch('c', '{}'::text[], ttl => '-1s');
 SELECT idem_receive('c', 'a', wait => '-1s');
-SELECT idem_receive('c', ARRAY['a'], tenant => E'\t');
-SELECT idem_receive('c', ARRAY['a'], store => 'work');
+SELECT idem_receive_batch('c', ARRAY['a'], tenant => E'\t');
+SELECT idem_receive_batch('c', ARRAY['a'], store => 'work');
 SELECT idem_receive('c', 'a', store => 0);
 BEGIN READ ONLY;
 SELECT idem_receive('c', 'a');
 ROLLBACK;
 BEGIN READ ONLY;
-SELECT idem_receive('c', '{}'::text[]);
+SELECT idem_receive_batch('c', '{}'::text[]);
 ROLLBACK;
-SELECT idem_receive('c', ARRAY['a']);
+SELECT idem_receive_batch('c', ARRAY['a']);
 
 -- counted as the route that it is
 SELECT idem_stats_reset();
-SELECT idem_receive('counted', 'a'), idem_receive('counted', 'a'), idem_receive('counted', ARRAY['a', 'b', 'c']);
+SELECT idem_receive('counted', 'a'), idem_receive('counted', 'a'), idem_receive_batch('counted', ARRAY['a', 'b', 'c']);
 SELECT outcome FROM idem_begin('claim', 'counted', NULL);
 SELECT idem_receive('counted', 'claim');
 SELECT started, replayed, in_progress FROM idem_stats WHERE route = 'counted';

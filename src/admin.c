@@ -46,7 +46,8 @@ static const char *const application_functions[] = {
 	"idem_breaker_retry_after", "idem_budget", "idem_call", "idem_checkpoint",
 	"idem_child_key", "idem_finish", "idem_hedge_after", "idem_lookup",
 	"idem_outbox_done", "idem_outbox_fail", "idem_outbox_take",
-	"idem_publish", "idem_receive", "idem_release", "idem_resume"
+	"idem_publish", "idem_receive", "idem_receive_batch", "idem_release",
+	"idem_resume"
 };
 
 static const char *const application_types[] = {

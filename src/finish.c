@@ -60,7 +60,8 @@ check_attempt(IdemStore *store, const IdemClaimRef *ref)
 				 errmsg("claim on idempotency key \"%s\" is stale",
 						describe_key(&ref->key)),
 				 errdetail("The caller has attempt %d; the current attempt is %d.",
-						   ref->attempt, current)));
+						   ref->attempt, current),
+				 errhint("Another attempt has taken the claim over. Roll back, and answer 409: the client will find out what came of it when it retries.")));
 	}
 
 	if (idem_row_state(store->row) == IDEM_IN_PROGRESS &&
@@ -71,7 +72,7 @@ check_attempt(IdemStore *store, const IdemClaimRef *ref)
 				(errcode(ERRCODE_IDEM_STALE_CLAIM),
 				 errmsg("claim on idempotency key \"%s\" was not made by this transaction",
 						describe_key(&ref->key)),
-				 errhint("Pass the attempt that idem_begin() returned.")));
+				 errhint("Call idem_begin() and idem_finish() in one transaction; is autocommit on? Pass the attempt only where the claim was committed on purpose, for work outside of the database.")));
 	}
 }
 
@@ -83,7 +84,8 @@ check_unfinished(IdemStore *store, const IdemKey *key)
 		ereport(ERROR,
 				(errcode(ERRCODE_IDEM_ALREADY_FINISHED),
 				 errmsg("idempotency key \"%s\" is already finished",
-						describe_key(key))));
+						describe_key(key)),
+				 errhint("Where idem_begin() says that proceed is false, answer with what it returns, and do no work.")));
 }
 
 /*
@@ -115,35 +117,54 @@ fetch_claim(IdemStore *store)
 	return unfinished > 0 ? unfinished : finished;
 }
 
+static void
+refuse_several(const IdemKey *key)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_CARDINALITY_VIOLATION),
+			 errmsg("idempotency key \"%s\" has claims under several routes",
+					describe_key(key)),
+			 errhint("Pass the route.")));
+}
+
+static inline bool
+is_own_claim(IdemStore *store)
+{
+	return idem_row_state(store->row) == IDEM_IN_PROGRESS &&
+		idem_store_row_is_ours(store);
+}
+
 /*
- * Is there just one claim in progress on the key, made by this transaction?
- * The usual case.  It takes no snapshot and, under SERIALIZABLE, no predicate
- * lock, which would make others that use the same index page fail.  Such a
- * scan can miss a row that another transaction is moving, but none of our
- * own; so a "no" proves nothing, a "yes" is certain.
+ * Find the claim on the key that this transaction has made, whatever others
+ * have under other routes.  The usual case.  It takes no snapshot and, under
+ * SERIALIZABLE, no predicate lock, which would make others that use the same
+ * index page fail.  Such a scan can miss a row that another transaction is
+ * moving, but none of our own; so what it says of our own is certain.
  */
 static bool
 find_own_claim(IdemStore *store, const IdemKey *key)
 {
-	bool		found;
+	int			n = 0;
 
-	if (key->route != NULL && idem_store_recall(store, key))
-		found = true;
-	else
-	{
-		idem_store_scan(store, key, SnapshotSelf);
-		if (key->route != NULL)
-			found = idem_store_scan_next(store);
-		else
-			found = fetch_claim(store) == 1;
-		idem_store_scan_end(store);
-	}
-
-	if (found && idem_row_state(store->row) == IDEM_IN_PROGRESS &&
-		idem_store_row_is_ours(store))
+	if (key->route != NULL && idem_store_recall(store, key) &&
+		is_own_claim(store))
 		return true;
-	idem_store_forget(store);
-	return false;
+
+	idem_store_scan(store, key, SnapshotSelf);
+	while (idem_store_scan_next(store))
+	{
+		if (is_own_claim(store) && n++ == 0)
+			idem_store_scan_keep(store);
+	}
+	if (n > 0)
+		idem_store_scan_keep(store);	/* swap it back */
+	idem_store_scan_end(store);
+
+	if (n > 1)
+		refuse_several(key);
+	if (n == 0)
+		idem_store_forget(store);
+	return n == 1;
 }
 
 /*
@@ -173,11 +194,7 @@ find_claim(IdemStore *store, const IdemKey *key)
 						describe_key(key)),
 				 errhint("Call idem_begin() first, with the same tenant, route and store.")));
 	if (n > 1)
-		ereport(ERROR,
-				(errcode(ERRCODE_CARDINALITY_VIOLATION),
-				 errmsg("idempotency key \"%s\" has claims under several routes",
-						describe_key(key)),
-				 errhint("Pass the route.")));
+		refuse_several(key);
 }
 
 /*

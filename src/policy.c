@@ -125,7 +125,8 @@ idem_arg_tenant(FunctionCallInfo fcinfo, int argno)
 	if (idem_tenant_is_role && !idem_preloaded)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("pg_idem.tenant_is_role needs pg_idem in shared_preload_libraries")));
+				 errmsg("pg_idem.tenant_is_role needs pg_idem in shared_preload_libraries"),
+				 errhint("Add pg_idem to shared_preload_libraries in postgresql.conf, then restart the server.")));
 
 	if (idem_tenant_is_role)
 		tenant = cstring_to_text(GetUserNameFromId(GetUserId(), false));

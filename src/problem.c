@@ -2,7 +2,8 @@
  *
  * problem.c
  *	  What to tell a client that is neither served nor replayed:
- *	  idem_problem(), a problem details object (RFC 9457).
+ *	  idem_problem() for a claim, idem_request_problem() for a request that
+ *	  makes none.  Both return a problem details object (RFC 9457).
  *
  * Titles are those of draft-ietf-httpapi-idempotency-key-header, where it
  * has one.
@@ -26,21 +27,31 @@
 #include "utils/numeric.h"
 
 PG_FUNCTION_INFO_V1(idem_problem);
+PG_FUNCTION_INFO_V1(idem_request_problem);
 
 typedef struct Problem
 {
-	const char *outcome;
+	const char *reason;			/* the outcome of a claim, or another */
 	int			status;
 	const char *type;
 	const char *title;
 	const char *detail;
 } Problem;
 
-static const Problem key_is_missing = {
-	NULL, 400, "urn:uuid:375fa46b-c78f-4497-9118-04ed8bd12a0d",
-	"Idempotency-Key is missing",
-	"This operation needs an Idempotency-Key header: a key of your own for each request, the same each time that it is sent."
+static const Problem request_problems[] = {
+	{"key_missing", 400, "urn:uuid:375fa46b-c78f-4497-9118-04ed8bd12a0d",
+		"Idempotency-Key is missing",
+	"This operation needs an Idempotency-Key header: a key of your own for each request, the same each time that it is sent."},
+	{"key_malformed", 400, "urn:uuid:935d6831-d33c-49ba-9109-af9b7d8b36d1",
+		"Idempotency-Key is malformed",
+	"The Idempotency-Key header must be a string in double quotes, or the same without quotes, of 1 to 255 bytes."},
+	{"request_invalid", 400, "urn:uuid:0ee972c0-705d-45a5-8c17-bcef022c950d",
+		"The request is invalid",
+	"The request has not been processed. Sent again unchanged, it will not be either."}
 };
+
+/* what a claim is told that is none */
+#define KEY_IS_MISSING	(&request_problems[0])
 
 static const Problem problems[] = {
 	{"in_progress", 409, "urn:uuid:d4db2c32-1e95-498f-b3c0-2e5bd39439a3",
@@ -79,7 +90,7 @@ find_problem(const char *outcome, int status)
 	}
 	for (int i = 0; i < lengthof(problems); i++)
 	{
-		if (strcmp(problems[i].outcome, outcome) == 0 &&
+		if (strcmp(problems[i].reason, outcome) == 0 &&
 			problems[i].status == status)
 			return &problems[i];
 	}
@@ -138,9 +149,13 @@ add_number(JsonbParseState **state, const char *name, int64 number)
 	add_member(state, name, &value);
 }
 
-/* The problem as JSON; retry_after is NULL where there is nothing to tell. */
+/*
+ * The problem as JSON.  detail is NULL for the problem's own, and retry_after
+ * where there is nothing to tell.
+ */
 static Jsonb *
-form_problem(const Problem *problem, const Interval *retry_after)
+form_problem(const Problem *problem, const char *detail,
+			 const Interval *retry_after)
 {
 	JsonbParseState *state = NULL;
 
@@ -148,7 +163,7 @@ form_problem(const Problem *problem, const Interval *retry_after)
 	add_string(&state, "type", problem->type);
 	add_string(&state, "title", problem->title);
 	add_number(&state, "status", problem->status);
-	add_string(&state, "detail", problem->detail);
+	add_string(&state, "detail", detail != NULL ? detail : problem->detail);
 	if (retry_after != NULL)
 		add_number(&state, "retry_after", retry_after_seconds(retry_after));
 	return JsonbValueToJsonb(pushJsonbValue(&state, WJB_END_OBJECT, NULL));
@@ -174,13 +189,13 @@ idem_problem(PG_FUNCTION_ARGS)
 	bool		has_no_interval;
 
 	if (PG_ARGISNULL(0))
-		PG_RETURN_JSONB_P(form_problem(&key_is_missing, NULL));
+		PG_RETURN_JSONB_P(form_problem(KEY_IS_MISSING, NULL, NULL));
 
 	(void) idem_catalog();		/* its columns are those we know */
 	claim = PG_GETARG_HEAPTUPLEHEADER(0);
 	outcome = GetAttributeByNum(claim, Anum_claim_outcome, &isnull);
 	if (isnull)
-		PG_RETURN_JSONB_P(form_problem(&key_is_missing, NULL));
+		PG_RETURN_JSONB_P(form_problem(KEY_IS_MISSING, NULL, NULL));
 
 	status = GetAttributeByNum(claim, Anum_claim_status, &isnull);
 	problem = find_problem(TextDatumGetCString(outcome),
@@ -193,5 +208,33 @@ idem_problem(PG_FUNCTION_ARGS)
 	retry_after = has_no_interval ? NULL : DatumGetIntervalP(interval);
 	if (retry_after != NULL && INTERVAL_NOT_FINITE(retry_after))
 		retry_after = NULL;
-	PG_RETURN_JSONB_P(form_problem(problem, retry_after));
+	PG_RETURN_JSONB_P(form_problem(problem, NULL, retry_after));
+}
+
+/*
+ * idem_request_problem(reason text, detail text) returns jsonb
+ */
+Datum
+idem_request_problem(PG_FUNCTION_ARGS)
+{
+	char	   *reason;
+	char	   *detail;
+
+	if (PG_ARGISNULL(0))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("reason must not be null")));
+	reason = text_to_cstring(PG_GETARG_TEXT_PP(0));
+	detail = PG_ARGISNULL(1) ? NULL : text_to_cstring(PG_GETARG_TEXT_PP(1));
+
+	for (int i = 0; i < lengthof(request_problems); i++)
+	{
+		if (strcmp(request_problems[i].reason, reason) == 0)
+			PG_RETURN_JSONB_P(form_problem(&request_problems[i], detail, NULL));
+	}
+	ereport(ERROR,
+			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			 errmsg("there is no problem \"%s\" of a request", reason),
+			 errhint("Reasons are \"key_missing\", \"key_malformed\" and \"request_invalid\".")));
+	return (Datum) 0;			/* keep the compiler quiet */
 }

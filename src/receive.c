@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * receive.c
- *	  The consumers' side: idem_receive, for one message and for a batch.
+ *	  The consumers' side: idem_receive, and idem_receive_batch.
  *
  * A message is a key, and the consumer is its route.  Nobody will ask for the
  * result of a message, so there is nothing to finish: its row is written
@@ -331,7 +331,7 @@ receive_batch(IdemStore *store, Request *req, Batch *batch)
 }
 
 /*
- * idem_receive(consumer, message_ids, ttl, wait, tenant, store)
+ * idem_receive_batch(consumer, message_ids, ttl, wait, tenant, store)
  *		returns setof text
  *
  * The new ones, each where it comes first in message_ids.
@@ -344,7 +344,7 @@ idem_receive_batch(PG_FUNCTION_ARGS)
 	Request		req;
 	Batch		batch;
 
-	PreventCommandIfReadOnly("idem_receive()");
+	PreventCommandIfReadOnly("idem_receive_batch()");
 
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
 	arg_request(fcinfo, &req);

@@ -126,7 +126,8 @@ idem_require_shmem(void)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("pg_idem must be loaded via shared_preload_libraries"),
-				 errdetail("Retry budgets, circuit breakers and statistics are kept in shared memory.")));
+				 errdetail("Retry budgets, circuit breakers and statistics are kept in shared memory."),
+				 errhint("Add pg_idem to shared_preload_libraries in postgresql.conf, then restart the server.")));
 }
 
 /*

@@ -46,7 +46,7 @@ my %call = (
 	idem_finish => "SELECT idem_finish('k', '1')",
 	idem_lookup => "SELECT idem_lookup('k', 'r')",
 	idem_receive => "SELECT idem_receive('r', 'm')",
-	'idem_receive of a batch' => "SELECT idem_receive('r', ARRAY['m'])",
+	'idem_receive_batch' => "SELECT idem_receive_batch('r', ARRAY['m'])",
 	idem_expire => "SELECT idem_expire()",
 	idem_create_table => "SELECT idem_create_table('plain_keys')",
 	idem_grant => "SELECT idem_grant('plain')",
@@ -136,7 +136,7 @@ is( $app->query(
 		  . "SELECT response FROM idem_begin('k', 'r', '\\x01');"
 		  . "SELECT (idem_lookup('k', 'r')).state;"
 		  . "SELECT idem_receive('r', 'm');"
-		  . "SELECT idem_receive('r', ARRAY['m', 'm2'])"),
+		  . "SELECT idem_receive_batch('r', ARRAY['m', 'm2'])"),
 	qq(t|started\n\n"MARKER-4711"\ncompleted\nt\nm2),
 	'a role with rights: begin, finish, replay, lookup, receive');
 is($app->error($call{$_}), '42501', "a role with rights: not $_")
@@ -213,7 +213,7 @@ foreach my $call (
 	"idem_finish('k', '1', attempt => 1, store => 'keeper.keys')",
 	"idem_lookup('k', 'r', store => 'keeper.keys')",
 	"idem_receive('r', 'm', store => 'keeper.keys')",
-	"idem_receive('r', ARRAY['m'], store => 'keeper.keys')")
+	"idem_receive_batch('r', ARRAY['m'], store => 'keeper.keys')")
 {
 	is($app->error("SELECT $call"), '42501', "not the owner: $call");
 }

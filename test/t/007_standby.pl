@@ -60,7 +60,7 @@ my %writes = (
 	  "SELECT idem_begin('new', 'r', NULL, store => 'further')",
 	idem_finish => "SELECT idem_finish('open', '1', attempt => 1)",
 	idem_receive => "SELECT idem_receive('r', 'm')",
-	'idem_receive of a batch' => "SELECT idem_receive('r', ARRAY['m'])",
+	'idem_receive_batch' => "SELECT idem_receive_batch('r', ARRAY['m'])",
 	idem_publish => "SELECT idem_publish('t', '1', 'g')",
 	idem_outbox_take => "SELECT idem_outbox_take('t')",
 	idem_outbox_done => "SELECT idem_outbox_done(1, 1)",

@@ -113,7 +113,7 @@ sub script
 	my $work =
 	  @ids == 1
 	  ? "INSERT INTO work SELECT $ids[0] WHERE idem_receive('c', $ids[0]$wait);"
-	  : 'INSERT INTO work SELECT m FROM idem_receive(\'c\', ARRAY['
+	  : 'INSERT INTO work SELECT m FROM idem_receive_batch(\'c\', ARRAY['
 	  . join(', ', @ids) . "]$wait) m;";
 
 	return join("\n",
@@ -315,7 +315,7 @@ foreach my $end ('COMMIT', 'ROLLBACK')
 {
 	my ($holder, $first, $second) =
 	  map { PgIdemTest::Session->new($node, 'postgres') } 1 .. 3;
-	my $call = "SELECT string_agg(m, ',') FROM idem_receive('$end',"
+	my $call = "SELECT string_agg(m, ',') FROM idem_receive_batch('$end',"
 	  . " ARRAY[%s], wait => '10 min') m";
 
 	$holder->query("BEGIN; SELECT idem_receive('$end', 'b')");
