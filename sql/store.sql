@@ -271,6 +271,15 @@ SELECT outcome FROM idem_begin('k', 'r', NULL, store => 'regress_coded');
 DROP INDEX regress_coded_i;
 CREATE INDEX regress_coded_i ON regress_coded (lower(step), (response->>'id')) WHERE state = 'in_progress';
 SELECT outcome FROM idem_begin('k', 'r', NULL, store => 'regress_coded');
+DROP INDEX regress_coded_i;
+-- nor while the store is looked at: the call of a constant is not made
+CREATE OR REPLACE FUNCTION coded(text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS
+	'BEGIN RETURN $1; END';
+CREATE INDEX regress_coded_i ON regress_coded ((step || coded('x')));
+CREATE OR REPLACE FUNCTION coded(text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS
+	'BEGIN RAISE ''called''; END';
+\c -
+SELECT outcome FROM idem_begin('k', 'r', NULL, store => 'regress_coded');
 \set VERBOSITY default
 DROP TABLE regress_coded;
 DROP DOMAIN coded_text;
@@ -292,3 +301,26 @@ SELECT outcome FROM idem_begin('k', 'r', NULL, store => 'regress_collated');
 DROP INDEX regress_collated_i;
 SELECT outcome FROM idem_begin('k', 'r', NULL, store => 'regress_collated');
 DROP TABLE regress_collated;
+
+-- A store that is published needs a replica identity, or its rows could be
+-- inserted, but never finished
+SELECT idem_create_table('regress_published');
+SET client_min_messages = error;
+CREATE PUBLICATION regress_publication FOR TABLE regress_published;
+RESET client_min_messages;
+SELECT outcome FROM idem_begin('k', 'r', NULL, store => 'regress_published');
+ALTER TABLE regress_published REPLICA IDENTITY NOTHING;
+SELECT outcome FROM idem_begin('l', 'r', NULL, store => 'regress_published');
+ALTER TABLE regress_published REPLICA IDENTITY FULL;
+SELECT outcome FROM idem_begin('l', 'r', NULL, store => 'regress_published');
+ALTER TABLE regress_published REPLICA IDENTITY DEFAULT;
+\set VERBOSITY terse
+ALTER PUBLICATION regress_publication SET TABLE regress_published WHERE (step IS NULL);
+SELECT outcome FROM idem_begin('m', 'r', NULL, store => 'regress_published');
+ALTER PUBLICATION regress_publication SET TABLE regress_published (key, route);
+SELECT outcome FROM idem_begin('m', 'r', NULL, store => 'regress_published');
+ALTER PUBLICATION regress_publication SET (publish = 'insert');
+SELECT outcome FROM idem_begin('m', 'r', NULL, store => 'regress_published');
+\set VERBOSITY default
+DROP PUBLICATION regress_publication;
+DROP TABLE regress_published;

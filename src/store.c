@@ -583,6 +583,17 @@ open_indexes(IdemStore *store)
 		IdemIndex  *index = &store->indexes[store->nindexes];
 
 		index->rel = index_open(lfirst_oid(lc), RowExclusiveLock);
+
+		/*
+		 * One that is being created takes no entries yet, and may have come
+		 * after the store was checked: its expressions are not for us to
+		 * look at.
+		 */
+		if (!index->rel->rd_index->indisready)
+		{
+			index_close(index->rel, RowExclusiveLock);
+			continue;
+		}
 		index->info = BuildIndexInfo(index->rel);
 		store->nindexes++;
 
@@ -647,8 +658,6 @@ insert_index_entries(IdemStore *store, bool speculative, bool only_summaries)
 		IdemIndex  *index = &store->indexes[i];
 		IndexInfo  *info = index->info;
 
-		if (!info->ii_ReadyForInserts)
-			continue;
 		if (only_summaries && !IDEM_INDEX_IS_SUMMARY(info))
 			continue;
 		if (info->ii_Predicate != NIL && !satisfies_predicate(store, info))
