@@ -29,9 +29,10 @@ SELECT outcome FROM idem_begin('ever', 'r', NULL, wait => 'infinity');
 BEGIN;
 SELECT outcome FROM idem_begin('prepared', 'r', NULL);
 PREPARE TRANSACTION 'regress_idem_infinite';
-SET statement_timeout = '30ms';
+BEGIN;
+SET LOCAL statement_timeout = '30ms';
 SELECT outcome FROM idem_begin('prepared', 'r', NULL, wait => 'infinity');
-RESET statement_timeout;
+ROLLBACK;
 ROLLBACK PREPARED 'regress_idem_infinite';
 -- no Retry-After can tell an infinite time
 SELECT idem_problem(ROW(false, 'in_progress', 409, NULL, NULL, NULL, NULL, NULL, NULL, i, NULL)) ? 'retry_after' AS told
