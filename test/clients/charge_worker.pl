@@ -15,6 +15,7 @@
 #	CREATE TABLE charges (id bigint GENERATED ALWAYS AS IDENTITY,
 #		key text, payment text, amount bigint);
 #
+# LEASE is an SQL interval, and CALL_SECONDS how long the card network may take.
 # The tests let it die: DIE_AT names the place, and DIE_BY the signal that it
 # sends itself there.
 #
@@ -31,8 +32,8 @@ use constant ROUTE => 'POST /charges';
 
 # Longer than the call may take: a claim is taken over only once its worker
 # has been silent for this long.
-use constant LEASE => '2 min';
-use constant CALL_SECONDS => 60;
+use constant LEASE => $ENV{LEASE} || '2 min';
+use constant CALL_SECONDS => $ENV{CALL_SECONDS} || 60;
 
 # ---------------------------------------------------------------------
 # The request

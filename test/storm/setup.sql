@@ -15,16 +15,16 @@ CREATE EXTENSION IF NOT EXISTS pg_idem;
 
 CREATE UNLOGGED TABLE scenario AS SELECT
 	NULL::timestamptz AS began,
-	30 AS requests_per_second,				-- offered to each service
-	interval '8.333 ms' AS healthy_time,	-- of one job: 120 a second
-	interval '166.667 ms' AS sick_time,		-- 6 a second
-	interval '1.5 s' AS sick_from,
-	interval '6.5 s' AS sick_until,
-	interval '13 s' AS ends,
-	interval '100 ms' AS timeout,			-- of a client
+	30 / :stretch::float8 AS requests_per_second,		-- offered to each service
+	:stretch * interval '8.333 ms' AS healthy_time,		-- of one job: 120 a second
+	:stretch * interval '166.667 ms' AS sick_time,		-- 6 a second
+	:stretch * interval '1.5 s' AS sick_from,
+	:stretch * interval '6.5 s' AS sick_until,
+	:stretch * interval '13 s' AS ends,
+	:stretch * interval '100 ms' AS timeout,			-- of a client
 	5 AS max_retries,
-	interval '50 ms' AS backoff_base,
-	interval '1 s' AS backoff_cap;
+	:stretch * interval '50 ms' AS backoff_base,
+	:stretch * interval '1 s' AS backoff_cap;
 
 -- What clients do, from nothing to everything
 CREATE UNLOGGED TABLE policies (
@@ -48,10 +48,10 @@ UPDATE idem_service_policies SET
 	failure_ratio = 0.5,
 	window_calls = 20,
 	minimum_calls = 20,
-	open_time = '500 ms',
-	max_open_time = '1 s',
+	open_time = :stretch * interval '500 ms',
+	max_open_time = :stretch * interval '1 s',
 	half_open_calls = 3,
-	slow_call_time = '1 s'
+	slow_call_time = :stretch * interval '1 s'
 WHERE service = 'breaker';
 
 -- The requests to come, at random moments that are the same in each run
@@ -201,7 +201,7 @@ SELECT n, policy, title, requests, failed, uncalled,
 	round(sick_calls / sick_requests::numeric, 2) AS sick_load,
 	(SELECT max(s.calls) FROM series s WHERE s.policy = p.policy) AS peak,
 	last_requests, last_good,
-	CASE WHEN last_bad < ends - interval '1 s'
+	CASE WHEN last_bad < ends - :stretch * interval '1 s'
 		THEN greatest(last_bad - sick_until, '0') END AS recovered_after,
 	late
 FROM policies p CROSS JOIN scenario
@@ -210,8 +210,8 @@ CROSS JOIN LATERAL (
 		count(*) FILTER (WHERE NOT ok) AS failed,
 		count(*) FILTER (WHERE calls = 0) AS uncalled,
 		count(*) FILTER (WHERE at >= sick_from AND at < sick_until) AS sick_requests,
-		count(*) FILTER (WHERE at >= ends - interval '2 s') AS last_requests,
-		count(*) FILTER (WHERE at >= ends - interval '2 s' AND ok AND calls = 1) AS last_good,
+		count(*) FILTER (WHERE at >= ends - :stretch * interval '2 s') AS last_requests,
+		count(*) FILTER (WHERE at >= ends - :stretch * interval '2 s' AND ok AND calls = 1) AS last_good,
 		coalesce(max(at) FILTER (WHERE NOT ok OR calls <> 1), '0') AS last_bad,
 		max(late) AS late
 	FROM requests r WHERE r.policy = p.policy) r

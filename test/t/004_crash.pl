@@ -18,7 +18,6 @@ use Test::More;
 
 my $node = new_node('main', <<EOC);
 restart_after_crash = on
-pg_idem.lease = 1h
 EOC
 
 $node->safe_psql('postgres',

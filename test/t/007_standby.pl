@@ -18,7 +18,6 @@ use Test::More;
 
 my $primary = new_node('primary', <<EOC, allows_streaming => 1);
 pg_idem.expire = off
-pg_idem.lease = 1h
 EOC
 $primary->backup('backup');
 my $standby = PostgreSQL::Test::Cluster->new('standby');

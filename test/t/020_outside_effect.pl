@@ -41,6 +41,10 @@ $ENV{PGHOST} = $node->host;
 $ENV{PGPORT} = $node->port;
 $ENV{PGDATABASE} = 'postgres';
 
+# no lease ends but by end_leases, however slow the machine is
+my $bound = $PostgreSQL::Test::Utils::timeout_default || 180;
+@ENV{qw(LEASE CALL_SECONDS)} = ('1 day', $bound);
+
 # ---------------------------------------------------------------------
 # The card network
 # ---------------------------------------------------------------------
@@ -48,10 +52,10 @@ $ENV{PGDATABASE} = 'postgres';
 # ends with our end of the pipe, that is with us
 my $network = '';
 my ($network_in, $network_log) = ('', '');
+my $network_timer = IPC::Run::timeout($bound);
 my $network_run = IPC::Run::start(
 	[ $^X, "$clients/card_network.pl" ], '<', \$network_in,
-	'>', \$network, '2>', \$network_log,
-	IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default || 180));
+	'>', \$network, '2>', \$network_log, $network_timer);
 $network_run->pump until $network =~ /\n/;
 chomp $network;
 $ENV{CARD_NETWORK} = $network;
@@ -368,6 +372,7 @@ is($psql->query('SELECT count(DISTINCT payment) FROM charges'),
 	'each for its own');
 
 # its standard input ends, and so does it
+$network_timer->start($bound);
 $network_run->finish;
 is($network_log, '', 'the card network has nothing to complain of');
 

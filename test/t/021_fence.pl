@@ -17,7 +17,6 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $node = new_node('main', <<EOC);
-pg_idem.lease = 1h
 EOC
 
 $node->safe_psql('postgres', <<'EOS');

@@ -109,7 +109,7 @@ sub script
 {
 	my ($d) = @_;
 	my @ids = map { "'$_'" } @{ $d->{ids} };
-	my $wait = $d->{waits} ? ", wait => '1 min'" : '';
+	my $wait = $d->{waits} ? ", wait => '1 day'" : '';
 	my $work =
 	  @ids == 1
 	  ? "INSERT INTO work SELECT $ids[0] WHERE idem_receive('c', $ids[0]$wait);"

@@ -162,7 +162,7 @@ foreach my $death (
 	my $what = "death $step";
 	my $message = $psql->query("SELECT publish('steps', NULL)");
 
-	is(end_relay(start_relay('steps', DIE_AT => $step)) & 127,
+	is(end_relay(start_relay('steps', DIE_AT => $step, LEASE => '1 day')) & 127,
 		9, "$what: the relay is killed");
 	is(effects($message), $effects, "$what: effects by then");
 	is( $psql->query(

@@ -34,8 +34,9 @@ our @EXPORT = qw(
 my $scripts = 0;
 my $bound = $PostgreSQL::Test::Utils::timeout_default || 180;
 
-# A started node with pg_idem preloaded and a short naptime.  Later lines of
-# $conf win.
+# A started node with pg_idem preloaded, a short naptime, and a lease that
+# outlives the test on any machine; where one has to be over, it is set into
+# the past.  Later lines of $conf win.
 sub new_node
 {
 	my ($name, $conf, %init) = @_;
@@ -46,6 +47,7 @@ sub new_node
 shared_preload_libraries = 'pg_idem'
 pg_idem.expire_naptime = 1s
 max_prepared_transactions = 10
+pg_idem.lease = 1h
 max_connections = 30
 autovacuum = off
 log_statement = none
@@ -143,14 +145,16 @@ sub hammer
 
 # What a retry budget has counted leaves it after ten seconds.  Do something
 # until it took less than that, which it says itself; it is told which time
-# this is, for a name of its own.  Returns what else it returned.
+# this is, for a name of its own, and of how much work it may do a part only,
+# lest a slow machine never get through it in time.  Returns what else it
+# returned.
 sub in_one_window
 {
 	my ($test) = @_;
 
 	foreach my $try (1 .. 20)
 	{
-		my ($fits, @result) = $test->($try);
+		my ($fits, @result) = $test->($try, 0.5**($try - 1));
 
 		return @result if $fits eq 't';
 	}
@@ -244,6 +248,7 @@ sub quit
 	my ($self) = @_;
 
 	$self->{in} .= "\\q\n";
+	$self->{timer}->start($bound);
 	eval { $self->{run}->finish };
 	return;
 }
