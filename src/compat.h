@@ -118,6 +118,11 @@ idem_wait_event(uint32 *slot, const char *name)
 	RelationGetPrimaryKeyIndex((rel), true)
 #endif
 
+/* 18: what does not return says so before its type */
+#ifndef pg_noreturn
+#define pg_noreturn		__attribute__((noreturn))
+#endif
+
 /* 18: the module's identity is part of its magic block */
 #ifndef PG_MODULE_MAGIC_EXT
 #define PG_MODULE_MAGIC_EXT(...)	PG_MODULE_MAGIC

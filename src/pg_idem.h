@@ -178,9 +178,9 @@ extern bool idem_try(void (*work) (void *arg), void *arg, ErrorData **error);
 
 struct SPITupleTable;
 
-extern void idem_refuse_null(const char *column) pg_attribute_noreturn();
-extern void idem_refuse_null_in_row(TupleTableSlot *row, AttrNumber attno)
-			pg_attribute_cold pg_attribute_noreturn();
+pg_noreturn extern void idem_refuse_null(const char *column);
+pg_noreturn extern void idem_refuse_null_in_row(TupleTableSlot *row,
+												AttrNumber attno) pg_attribute_cold;
 extern Datum idem_returned_or_null(struct SPITupleTable *rows, uint64 i,
 								   int column, bool *isnull);
 extern Datum idem_returned(struct SPITupleTable *rows, uint64 i, int column);
