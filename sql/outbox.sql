@@ -377,6 +377,103 @@ SELECT idem_publish('t', '1') IS NOT NULL AS published;
 RESET pg_idem.outbox_max_attempts;
 SELECT max_attempts FROM idem_outbox;
 
+-- Names that no function would store are not stored by hand either; where the
+-- owner lets them in, takes come past them all the same.  (Groups have their
+-- turns where many messages wait for others of their groups.)
+SELECT reset_outbox();
+\set VERBOSITY terse
+INSERT INTO idem_outbox (message_id, topic, group_key, created_at, available_at, max_attempts)
+	VALUES (gen_random_uuid(), 't', repeat('g', 256), now(), now(), 1);
+INSERT INTO idem_outbox (message_id, topic, created_at, available_at, max_attempts)
+	VALUES (gen_random_uuid(), '', now(), now(), 1);
+\set VERBOSITY default
+ALTER TABLE idem_outbox DROP CONSTRAINT idem_outbox_group_key_check;
+SELECT count(idem_publish('t', '1', 'a')) FROM generate_series(1, 200);
+SELECT attempt FROM idem_outbox_take('t');
+INSERT INTO idem_outbox (message_id, topic, group_key, created_at, available_at, max_attempts)
+	SELECT gen_random_uuid(), 't', repeat('g', 300) || i, now(), now(), 1 FROM generate_series(1, 3) i;
+SELECT idem_publish('t', '2', 'z') IS NOT NULL AS published;
+SELECT length(group_key), right(group_key, 1) FROM idem_outbox_take('t', 10);
+DELETE FROM idem_outbox;
+ALTER TABLE idem_outbox ADD CONSTRAINT idem_outbox_group_key_check CHECK (octet_length(group_key) BETWEEN 1 AND 255);
+
+-- The owner may let NULLs in: an error that says so, or a row that is passed over
+SELECT reset_outbox();
+CREATE FUNCTION regress_null() RETURNS trigger LANGUAGE plpgsql AS
+	$$ BEGIN new.message_id := NULL; RETURN new; END $$;
+ALTER TABLE idem_outbox ALTER message_id DROP NOT NULL, ALTER topic DROP NOT NULL, ALTER available_at DROP NOT NULL,
+	ALTER attempt DROP NOT NULL, ALTER max_attempts DROP NOT NULL, ALTER created_at DROP NOT NULL;
+SELECT idem_publish('t', '1') IS NOT NULL AS published, idem_publish('t', '2') IS NOT NULL AS published;
+CREATE TRIGGER regress_null BEFORE INSERT OR UPDATE ON idem_outbox FOR EACH ROW EXECUTE FUNCTION regress_null();
+SELECT idem_publish('t', '3');
+SELECT message_id, payload, attempt FROM idem_outbox_take('t');
+SELECT idem_outbox_fail(id, attempt, 'poison', dead => true) FROM idem_outbox WHERE attempt = 1;
+SELECT idem_outbox_redrive();
+SELECT message_id, payload, attempt FROM idem_outbox_take('t');
+UPDATE idem_outbox SET lease_until = '2000-01-01', attempt = max_attempts WHERE dead_at IS NULL;
+SELECT idem_outbox_take('t');
+SELECT payload, message_id, dead_at IS NOT NULL AS dead FROM idem_outbox ORDER BY id;
+DROP TRIGGER regress_null ON idem_outbox;
+DELETE FROM idem_outbox;
+INSERT INTO idem_outbox (topic, group_key, message_id, created_at, available_at, max_attempts, attempt)
+	VALUES ('t', 'g1', gen_random_uuid(), now(), NULL, 1, 0), ('t', 'g2', gen_random_uuid(), now(), now(), NULL, 0),
+		('t', NULL, gen_random_uuid(), now(), now(), 1, NULL), ('t', 'g3', gen_random_uuid(), now(), now(), 0, -5),
+		('t', 'g4', gen_random_uuid(), 'infinity', '-infinity', 5, -5), ('t', 'g1', gen_random_uuid(), now(), now(), 1, 0),
+		(NULL, 'g5', gen_random_uuid(), now(), now(), 1, 0);
+SELECT group_key, attempt FROM idem_outbox_take('t', 100);
+SELECT idem_outbox_done(id, 1) FROM idem_outbox WHERE attempt IS NULL;
+SELECT group_key, dead_at IS NOT NULL AS dead FROM idem_outbox ORDER BY id;
+UPDATE idem_outbox SET dead_at = '2000-01-01';
+SELECT idem_outbox_redrive();
+SELECT idem_expire();
+DELETE FROM idem_outbox;
+ALTER TABLE idem_outbox ALTER message_id SET NOT NULL, ALTER topic SET NOT NULL, ALTER available_at SET NOT NULL,
+	ALTER attempt SET NOT NULL, ALTER max_attempts SET NOT NULL, ALTER created_at SET NOT NULL;
+DROP FUNCTION regress_null();
+
+-- Redrive carries further columns over, and notices when they change
+SELECT reset_outbox();
+SELECT idem_publish('t', '1') IS NOT NULL AS published;
+SELECT idem_outbox_fail(id, attempt, dead => true) FROM idem_outbox_take('t');
+SELECT idem_outbox_redrive();
+ALTER TABLE idem_outbox ADD dropped int, ADD "Odd name" text DEFAULT 'default', ADD twice int GENERATED ALWAYS AS (max_attempts * 2) STORED,
+	ADD number int GENERATED ALWAYS AS IDENTITY;
+ALTER TABLE idem_outbox DROP dropped;
+UPDATE idem_outbox SET "Odd name" = 'kept';
+SELECT idem_outbox_fail(id, attempt, dead => true) FROM idem_outbox_take('t');
+SELECT idem_outbox_redrive();
+SELECT payload, "Odd name", twice = max_attempts * 2 AS twice, number FROM idem_outbox;
+ALTER TABLE idem_outbox RENAME "Odd name" TO name;
+SELECT idem_outbox_fail(id, attempt, dead => true) FROM idem_outbox_take('t');
+SELECT idem_outbox_redrive();
+SELECT payload, name, number FROM idem_outbox;
+ALTER TABLE idem_outbox DROP name, DROP twice, DROP number;
+SELECT idem_outbox_fail(id, attempt, dead => true) FROM idem_outbox_take('t');
+SELECT idem_outbox_redrive();
+
+-- What is said of a dead letter is said when it is certain
+DELETE FROM idem_outbox;
+SELECT idem_publish('t', '1', message_id => '00000000-0000-0000-0000-000000000001');
+SET client_min_messages = log;
+BEGIN;
+SELECT idem_outbox_fail(id, attempt, dead => true) FROM idem_outbox_take('t');
+ROLLBACK;
+BEGIN;
+SAVEPOINT s;
+SAVEPOINT t;
+SELECT idem_outbox_fail(id, attempt, dead => true) FROM idem_outbox_take('t');
+RELEASE t;
+ROLLBACK TO s;
+COMMIT;
+BEGIN;
+SAVEPOINT s;
+SELECT idem_outbox_fail(id, attempt, dead => true) FROM idem_outbox_take('t');
+RELEASE s;
+SAVEPOINT t;
+ROLLBACK TO t;
+COMMIT;
+RESET client_min_messages;
+
 -- A plan made while there was next to nothing does not read a million rows through
 SELECT reset_outbox();
 SELECT idem_publish('t', '1') IS NOT NULL AS published;

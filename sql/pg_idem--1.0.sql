@@ -320,7 +320,13 @@ CREATE TABLE @extschema@.idem_outbox (
 	attempt			pg_catalog.int4 NOT NULL DEFAULT 0,
 	lease_until		pg_catalog.timestamptz,
 	dead_at			pg_catalog.timestamptz,
-	last_error		pg_catalog.text
+	last_error		pg_catalog.text,
+	CONSTRAINT idem_outbox_topic_check CHECK (
+		pg_catalog.octet_length(topic) OPERATOR(pg_catalog.>=) 1
+		AND pg_catalog.octet_length(topic) OPERATOR(pg_catalog.<=) 255),
+	CONSTRAINT idem_outbox_group_key_check CHECK (
+		pg_catalog.octet_length(group_key) OPERATOR(pg_catalog.>=) 1
+		AND pg_catalog.octet_length(group_key) OPERATOR(pg_catalog.<=) 255)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01,
 	vacuum_truncate = off);
 

@@ -250,11 +250,11 @@ idem_publish(PG_FUNCTION_ARGS)
 static void
 log_dead_letter(SPITupleTable *rows)
 {
-	ereport(LOG,
-			(errmsg("message %s of topic \"%s\" is a dead letter",
-					idem_returned_string(rows, 0, 2),
-					idem_returned_string(rows, 0, 1)),
-			 errdetail("It was tried %d times.", DatumGetInt32(idem_returned(rows, 0, 3)))));
+	idem_log_after_commit(psprintf("message %s of topic \"%s\" is a dead letter",
+								   idem_returned_string(rows, 0, 2),
+								   idem_returned_string(rows, 0, 1)),
+						  psprintf("It was tried %d times.",
+								   DatumGetInt32(idem_returned(rows, 0, 3))));
 }
 
 /*
@@ -461,7 +461,8 @@ refuse_answer(int64 id, int32 attempt)
 				(errcode(ERRCODE_IDEM_STALE_CLAIM),
 				 errmsg("claim on message %lld is stale", (long long) id),
 				 errdetail("The caller has attempt %d; the current attempt is %d.",
-						   attempt, current)));
+						   attempt, current),
+				 errhint("Another relay has taken the message over; go on with the next.")));
 	}
 	ereport(ERROR,
 			(errcode(ERRCODE_IDEM_NO_CLAIM),

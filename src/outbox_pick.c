@@ -189,11 +189,25 @@ next_row(Stream *stream)
 	return stream->found;
 }
 
+/*
+ * Has the row what every message has?  The table's owner may have dropped a
+ * NOT NULL constraint.  A row without is passed over, and if it is the first
+ * of its group, the group waits until the owner has mended it.
+ */
+static bool
+is_complete(TupleTableSlot *row)
+{
+	return !idem_row_isnull(row, Anum_outbox_id) &&
+		!idem_row_isnull(row, Anum_outbox_available_at) &&
+		!idem_row_isnull(row, Anum_outbox_attempt) &&
+		!idem_row_isnull(row, Anum_outbox_max_attempts);
+}
+
 /* Is the row due, and in nobody's hands? */
 static bool
 is_due(const Pick *pick, TupleTableSlot *row)
 {
-	return
+	return is_complete(row) &&
 		DatumGetTimestampTz(idem_row_datum(row, Anum_outbox_available_at)) <= pick->now &&
 		(idem_row_isnull(row, Anum_outbox_lease_until) ||
 		 DatumGetTimestampTz(idem_row_datum(row, Anum_outbox_lease_until)) <= pick->now);
@@ -314,9 +328,8 @@ show_next(Pick *pick, Stream *stream)
 static bool
 go_by_groups(Pick *pick, const char *after, const char *up_to)
 {
-	char		name[IDEM_MAX_NAME + 1];
+	char	   *name = pstrdup(after);	/* as long as it is, lest we stand still */
 
-	strlcpy(name, after, sizeof(name));
 	for (;;)
 	{
 		text	   *group = cstring_to_text(name);
@@ -325,11 +338,11 @@ go_by_groups(Pick *pick, const char *after, const char *up_to)
 
 		CHECK_FOR_INTERRUPTS();
 		pfree(group);
+		pfree(name);
 		if (!found)
 			return true;
-		text_to_cstring_buffer(DatumGetTextPP(idem_row_datum(pick->groups.row,
-															 Anum_outbox_group_key)),
-							   name, sizeof(name));
+		name = TextDatumGetCString(idem_row_datum(pick->groups.row,
+												  Anum_outbox_group_key));
 		if (up_to != NULL && strcmp(name, up_to) > 0)
 			return true;
 		if (!is_due(pick, pick->groups.row))

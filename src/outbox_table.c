@@ -17,6 +17,7 @@
 #include "catalog/pg_collation.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
+#include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
@@ -46,10 +47,14 @@ static const struct
 	{"last_error", TEXTOID}
 };
 
+/* columns that a trigger may have set NULL, which must not be in the way */
+#define FOR_THE_LOG \
+	"coalesce(topic, '?'), coalesce(message_id::text, '?'), coalesce(attempt, 0)"
+
 #define NSTATEMENTS		(IDEM_REVIVE_MESSAGE + 1)
 #define MAX_PARAMETERS	8
 
-/* %1$s is the table */
+/* %1$s is the table, %2$s its further columns, each with a comma before it */
 static const struct
 {
 	const char *sql;
@@ -80,7 +85,7 @@ static const struct
 		"UPDATE ONLY %1$s SET lease_until = NULL, dead_at = $2,"
 		" last_error = format('attempt %%s ended without an answer', attempt)"
 		" WHERE id = $1"
-		" RETURNING topic, message_id::text, attempt, dead_at IS NOT NULL",
+		" RETURNING " FOR_THE_LOG ", dead_at IS NOT NULL",
 		{INT8OID, TIMESTAMPTZOID}
 	},
 	[IDEM_DELETE_MESSAGE] = {
@@ -94,7 +99,7 @@ static const struct
 		" available_at = $4, dead_at = coalesce(dead_at,"
 		" CASE WHEN $6 OR attempt >= max_attempts THEN $5 END)"
 		" WHERE id = $1 AND attempt = $2"
-		" RETURNING topic, message_id::text, attempt, dead_at IS NOT NULL",
+		" RETURNING " FOR_THE_LOG ", dead_at IS NOT NULL",
 		{INT8OID, INT4OID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, BOOLOID}
 	},
 	[IDEM_GET_ATTEMPT] = {
@@ -107,54 +112,87 @@ static const struct
 		"SELECT id, topic, group_key FROM ONLY %1$s"
 		" WHERE dead_at IS NOT NULL AND ($1 IS NULL OR topic = $1)"
 		" AND ($2 IS NULL OR id = $2)"
+		" AND num_nulls(id, message_id, topic, created_at, max_attempts) = 0"
 		" ORDER BY id LIMIT $3 FOR UPDATE SKIP LOCKED",
 		{TEXTOID, INT8OID, INT8OID}
 	},
 	[IDEM_REVIVE_MESSAGE] = {
 		"WITH gone AS (DELETE FROM ONLY %1$s WHERE id = $1 RETURNING *)"
 		" INSERT INTO %1$s (message_id, topic, group_key, payload, headers,"
-		" created_at, max_attempts, available_at, last_error)"
+		" created_at, max_attempts, available_at, last_error%2$s)"
+		" OVERRIDING SYSTEM VALUE"
 		" SELECT message_id, topic, group_key, payload, headers,"
-		" created_at, max_attempts, $2, last_error FROM gone RETURNING id",
+		" created_at, max_attempts, $2, last_error%2$s FROM gone RETURNING id",
 		{INT8OID, TIMESTAMPTZOID}
 	}
 };
 
 /*
- * Statements prepared in this session, for the table of this OID and name.
+ * Statements prepared in this session, for the table of this OID and name with
+ * these further columns
  */
 static struct
 {
 	Oid			relid;
 	char	   *name;
+	char	   *further_columns;
 	SPIPlanPtr	plan[NSTATEMENTS];
 }			prepared;
 
 /*
+ * The columns that the owner has added and that can be written, for use in
+ * SQL, each with a comma before it
+ */
+static char *
+further_columns(Relation rel)
+{
+	TupleDesc	desc = RelationGetDescr(rel);
+	StringInfoData names;
+
+	initStringInfo(&names);
+	for (int i = lengthof(columns); i < desc->natts; i++)
+	{
+		Form_pg_attribute att = TupleDescAttr(desc, i);
+
+		if (!att->attisdropped && att->attgenerated == '\0')
+			appendStringInfo(&names, ", %s",
+							 quote_identifier(NameStr(att->attname)));
+	}
+	return names.data;
+}
+
+/*
  * Forget the statements if the table is another one by now, or has another
- * name.  They are not freed, as one of them may be running: a trigger of the
- * table's owner could have come here.  It costs some memory once in a while.
+ * name or other columns.  They are not freed, as one of them may be running: a
+ * trigger of the table's owner could have come here.  It costs some memory
+ * once in a while.
  */
 static void
 check_prepared(Relation rel)
 {
 	char	   *name = idem_qualified_name(rel);
+	char	   *further = further_columns(rel);
 
 	if (prepared.relid != RelationGetRelid(rel) ||
-		strcmp(prepared.name, name) != 0)
+		strcmp(prepared.name, name) != 0 ||
+		strcmp(prepared.further_columns, further) != 0)
 	{
 		memset(&prepared, 0, sizeof(prepared));
 		prepared.name = MemoryContextStrdup(TopMemoryContext, name);
+		prepared.further_columns = MemoryContextStrdup(TopMemoryContext,
+													   further);
 		prepared.relid = RelationGetRelid(rel);
 	}
 	pfree(name);
+	pfree(further);
 }
 
 static SPIPlanPtr
 prepare(IdemStatement statement)
 {
 	const Oid  *types = statements[statement].types;
-	char	   *sql = psprintf(statements[statement].sql, prepared.name);
+	char	   *sql = psprintf(statements[statement].sql, prepared.name,
+							   prepared.further_columns);
 	SPIPlanPtr	plan;
 	int			nparams = 0;
 
@@ -276,8 +314,7 @@ remove_dead_letter(void *arg)
 	Oid			type = INT8OID;
 	Datum		value = Int64GetDatum(removal->id);
 	char	   *sql = psprintf("DELETE FROM ONLY %s WHERE id = $1"
-							   " RETURNING topic, message_id::text, attempt",
-							   removal->table);
+							   " RETURNING " FOR_THE_LOG, removal->table);
 
 	if (SPI_execute_with_args(sql, 1, &type, &value, NULL, false, 0) !=
 		SPI_OK_DELETE_RETURNING)
@@ -285,19 +322,18 @@ remove_dead_letter(void *arg)
 			 SPI_result_code_string(SPI_result));
 	pfree(sql);
 	if (SPI_processed > 0)
-		ereport(LOG,
-				(errmsg("removed dead letter %s of topic \"%s\"",
-						idem_returned_string(SPI_tuptable, 0, 2),
-						idem_returned_string(SPI_tuptable, 0, 1)),
-				 errdetail("It was tried %d times; pg_idem.outbox_dead_ttl is over.",
-						   DatumGetInt32(idem_returned(SPI_tuptable, 0, 3)))));
+		idem_log_after_commit(psprintf("removed dead letter %s of topic \"%s\"",
+									   idem_returned_string(SPI_tuptable, 0, 2),
+									   idem_returned_string(SPI_tuptable, 0, 1)),
+							  psprintf("It was tried %d times; pg_idem.outbox_dead_ttl is over.",
+									   DatumGetInt32(idem_returned(SPI_tuptable, 0, 3))));
 	SPI_freetuptable(SPI_tuptable);
 }
 
 /*
  * Remove dead letters that died before a time, by their ids, those behind
- * *last, "size" at the most, and for half a second.  One that cannot go, such as one that a foreign
- * key refers to, is counted in *failed and passed over.  Returns whether there
+ * *last, "size" at the most, and for half a second.  One that cannot go, such
+ * as one that a foreign key refers to, is counted in *failed and passed over.  Returns whether there
  * may be more.  Needs a connection to SPI, and a table that idem_is_outbox().
  */
 bool
