@@ -13,6 +13,7 @@ OBJS = \
 	src/call.o \
 	src/catalog.o \
 	src/claim.o \
+	src/distributed.o \
 	src/etag.o \
 	src/expire_launcher.o \
 	src/expire_shared.o \
@@ -21,6 +22,7 @@ OBJS = \
 	src/finish.o \
 	src/hash.o \
 	src/http.o \
+	src/inval.o \
 	src/key.o \
 	src/lease.o \
 	src/outbox.o \
@@ -58,8 +60,9 @@ ISOLATION_OPTS = --temp-instance=./tmp_check_iso \
 	--temp-config=test/pg_idem.conf --inputdir=test/isolation
 TAP_TESTS = 1
 PROVE_TESTS = test/t/*.pl
+TEST_MODULE = test/modules/take_slots/take_slots
 EXTRA_CLEAN = tmp_check tmp_check_iso output_iso results regression.diffs \
-	regression.out log
+	regression.out log $(TEST_MODULE).o $(TEST_MODULE)$(DLSUFFIX)
 
 PG_CONFIG ?= pg_config
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
@@ -81,6 +84,11 @@ installcheck: not-root
 not-root:
 	@test "$$(id -u)" -ne 0 || \
 		{ echo '"make installcheck" is not for root; "make check" is.' >&2; exit 1; }
+
+# a library of the TAP tests, which load it from here
+ifneq ($(strip $(TAP_TESTS)),)
+installcheck: $(TEST_MODULE)$(DLSUFFIX)
+endif
 
 $(OBJS): src/pg_idem.h src/expire.h src/compat.h
 endif

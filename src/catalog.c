@@ -10,11 +10,10 @@
  * still found.
  *
  * The OIDs are kept for the life of the backend, and dropped when
- *	- one of the types is changed or dropped (TYPEOID callback; the hash
- *	  value is compared, for that callback fires for every CREATE TABLE of
- *	  the database), or
- *	- the default store, a table of policies or the outbox is changed or dropped
- *	  (relcache callback).
+ *	- one of the types is changed or dropped (the hash value is compared, for
+ *	  every CREATE TABLE of the database changes types), or
+ *	- the default store, a table of policies or the outbox is changed or
+ *	  dropped.
  * DROP EXTENSION does both, so OIDs never outlive DROP + CREATE EXTENSION.
  * That the extension is missing is never remembered.
  *
@@ -48,9 +47,8 @@
 
 static IdemCatalog catalog;
 static bool catalog_valid = false;
-static bool callbacks_registered = false;
 
-/* hash values of the types' syscache entries, to compare in the callback */
+/* hash values of the types' syscache entries, to tell that one has changed */
 static uint32 key_type_hash;
 static uint32 claim_type_hash;
 static uint32 state_type_hash;
@@ -70,8 +68,8 @@ static const Oid claim_column_type[Natts_claim] = {
 	TEXTOID, JSONBOID, INTERVALOID, TIMESTAMPTZOID
 };
 
-static void
-type_changed(Datum arg, int cacheid, uint32 hashvalue)
+void
+idem_catalog_type_changed(uint32 hashvalue)
 {
 	if (hashvalue == 0 ||
 		hashvalue == key_type_hash ||
@@ -80,8 +78,8 @@ type_changed(Datum arg, int cacheid, uint32 hashvalue)
 		catalog_valid = false;
 }
 
-static void
-relation_changed(Datum arg, Oid relid)
+void
+idem_catalog_relation_changed(Oid relid)
 {
 	if (!OidIsValid(relid) || relid == catalog.default_store ||
 		relid == catalog.routes || relid == catalog.service_policies ||
@@ -243,12 +241,7 @@ load_catalog(void)
 {
 	IdemCatalog found;
 
-	if (!callbacks_registered)
-	{
-		CacheRegisterSyscacheCallback(TYPEOID, type_changed, (Datum) 0);
-		CacheRegisterRelcacheCallback(relation_changed, (Datum) 0);
-		callbacks_registered = true;
-	}
+	idem_watch_invalidations();
 
 	memset(&found, 0, sizeof(found));
 	found.extension = get_extension_oid("pg_idem", true);

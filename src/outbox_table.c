@@ -225,12 +225,23 @@ idem_outbox_run(IdemStatement statement, Datum *values, const char *nulls)
 	return SPI_processed;
 }
 
-/*
- * Is this table what the library knows as the outbox?  Its owner may have
- * changed it, or it is of another version.  Further columns do no harm.
- */
-bool
-idem_is_outbox(Relation rel)
+/* The table that was checked, as long as it does not change */
+static struct
+{
+	Oid			relid;
+	bool		is_outbox;
+}			checked;
+
+void
+idem_outbox_relation_changed(Oid relid)
+{
+	if (!OidIsValid(relid) || relid == checked.relid)
+		checked.relid = InvalidOid;
+}
+
+/* Are its columns those that the library works with? */
+static bool
+has_columns(Relation rel)
 {
 	TupleDesc	desc = RelationGetDescr(rel);
 
@@ -253,6 +264,28 @@ idem_is_outbox(Relation rel)
 }
 
 /*
+ * Is this table what the library knows as the outbox?  Its owner may have
+ * changed it, or it is of another version, or kept elsewhere.  Further
+ * columns do no harm.  The caller holds a lock on it.
+ */
+bool
+idem_is_outbox(Relation rel)
+{
+	bool		is_outbox;
+
+	if (checked.relid == RelationGetRelid(rel) && checked.is_outbox)
+		return true;
+
+	/* an invalidation during the check, or an error, voids it */
+	idem_watch_invalidations();
+	checked.is_outbox = false;
+	checked.relid = RelationGetRelid(rel);
+	is_outbox = has_columns(rel) && !idem_is_distributed(rel);
+	checked.is_outbox = is_outbox;
+	return is_outbox;
+}
+
+/*
  * Open the outbox, for anybody who may call the function.  What is allocated
  * from here on goes when it is closed.
  */
@@ -265,11 +298,14 @@ idem_outbox_open(IdemOutbox *outbox)
 				(errcode(ERRCODE_UNDEFINED_TABLE),
 				 errmsg("the outbox of pg_idem does not exist")));
 	if (!idem_is_outbox(outbox->rel))
+	{
+		idem_refuse_distributed(outbox->rel);
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("table \"%s\" is not the one that this version of the pg_idem library works with",
 						RelationGetRelationName(outbox->rel)),
 				 errhint("Restore it as it was created; after an upgrade, run ALTER EXTENSION pg_idem UPDATE.")));
+	}
 	check_prepared(outbox->rel);
 	idem_become_owner(outbox->rel, &outbox->caller);
 

@@ -161,6 +161,17 @@ extern Datum idem_state_to_datum(IdemState state);
 extern List *idem_stores(void);
 extern char *idem_extension_schema(void);
 extern char *idem_qualified_name(Relation rel);
+extern void idem_catalog_relation_changed(Oid relid);
+extern void idem_catalog_type_changed(uint32 hashvalue);
+
+/* ---------------- inval.c: one ear for invalidations ---------------- */
+
+extern void idem_watch_invalidations(void);
+
+/* ---------------- distributed.c: tables kept elsewhere ---------------- */
+
+extern bool idem_is_distributed(Relation rel);
+extern void idem_refuse_distributed(Relation rel);
 
 /* ---------------- owner.c: SQL as a table's owner ---------------- */
 
@@ -304,6 +315,7 @@ extern TupleTableSlot *idem_store_new_version(IdemStore *store,
 											  bool copy_row);
 extern bool idem_store_insert(IdemStore *store);
 extern void idem_store_update(IdemStore *store);
+extern void idem_store_relation_changed(Oid relid);
 
 /* ---------------- store_check.c: what a store may be ---------------- */
 
@@ -317,6 +329,7 @@ typedef struct IdemStoreDefect
 
 extern bool idem_is_store(Relation rel, IdemStoreDefect *defect);
 extern Oid	idem_store_primary_key(Relation rel);
+extern void idem_store_check_relation_changed(Oid relid);
 
 /* ---------------- policy_cache.c: tables of policies ---------------- */
 
@@ -352,6 +365,7 @@ extern int32 idem_policy_int(TupleTableSlot *slot, AttrNumber attno);
 extern double idem_policy_float(TupleTableSlot *slot, AttrNumber attno);
 extern struct HTAB *idem_policies(IdemPolicyCache *cache, Oid relid);
 extern void *idem_policy_find(IdemPolicyCache *cache, Oid relid, text *name);
+extern void idem_policies_relation_changed(Oid relid);
 
 /* ---------------- routes.c: the policy of a route ---------------- */
 
@@ -682,6 +696,7 @@ typedef struct IdemOutbox
 } IdemOutbox;
 
 extern bool idem_is_outbox(Relation rel);
+extern void idem_outbox_relation_changed(Oid relid);
 extern void idem_outbox_open(IdemOutbox *outbox);
 extern void idem_outbox_close(IdemOutbox *outbox);
 extern uint64 idem_outbox_run(IdemStatement statement, Datum *values,

@@ -30,15 +30,15 @@
 
 PG_FUNCTION_INFO_V1(idem_policy_changed);
 
-/* all caches in use, for the callback */
+/* all caches in use */
 static IdemPolicyCache *caches = NULL;
 
 /*
  * The table was changed, or a transaction that changed it ended.  Changes are
  * counted, so that one during a load is noticed.
  */
-static void
-policies_invalidated(Datum arg, Oid relid)
+void
+idem_policies_relation_changed(Oid relid)
 {
 	for (IdemPolicyCache *cache = caches; cache != NULL; cache = cache->next)
 	{
@@ -161,8 +161,7 @@ load(IdemPolicyCache *cache, Oid relid)
 	Snapshot	snapshot;
 	HASHCTL		ctl;
 
-	if (caches == NULL)
-		CacheRegisterRelcacheCallback(policies_invalidated, (Datum) 0);
+	idem_watch_invalidations();
 	if (!cache->registered)
 	{
 		cache->next = caches;
@@ -185,10 +184,11 @@ load(IdemPolicyCache *cache, Oid relid)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_TABLE),
 				 errmsg("a table of policies of pg_idem does not exist")));
-	check_table(cache, rel);
 
 	/* an invalidation that arrives from here on makes us read again */
 	invalidations = cache->invalidations;
+	check_table(cache, rel);
+	idem_refuse_distributed(rel);
 
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	slot = table_slot_create(rel, NULL);

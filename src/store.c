@@ -81,7 +81,6 @@
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
-#include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
@@ -116,8 +115,8 @@ static struct
 	ItemPointerData tid;
 }			last_insert;
 
-static void
-forget_last_insert(Datum arg, Oid relid)
+void
+idem_store_relation_changed(Oid relid)
 {
 	if (!OidIsValid(relid) || relid == last_insert.relid)
 		last_insert.relid = InvalidOid;
@@ -692,11 +691,7 @@ idem_store_insert(IdemStore *store)
 
 	if (unrivalled)
 	{
-		static bool registered = false;
-
-		if (!registered)
-			CacheRegisterRelcacheCallback(forget_last_insert, (Datum) 0);
-		registered = true;
+		idem_watch_invalidations();
 		last_insert.relid = RelationGetRelid(store->rel);
 		last_insert.xid = GetTopTransactionId();
 		last_insert.tid = store->next->tts_tid;

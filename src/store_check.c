@@ -13,7 +13,8 @@
  *	  deleted by SQL;
  *	- refused are triggers for INSERT or UPDATE, rules, CHECK and further NOT
  *	  NULL constraints, foreign keys of the store's own, further unique or
- *	  exclusion constraints and FORCE ROW LEVEL SECURITY.
+ *	  exclusion constraints, FORCE ROW LEVEL SECURITY, and what another
+ *	  extension has distributed.
  * Row-level security without FORCE does not apply to a table's owner, with
  * whose rights the functions work.  Generated columns cannot be had in a
  * typed table.
@@ -40,7 +41,6 @@
 #include "nodes/nodeFuncs.h"
 #include "utils/builtins.h"
 #include "utils/hsearch.h"
-#include "utils/inval.h"
 #include "utils/rel.h"
 #include "utils/syscache.h"
 
@@ -58,11 +58,13 @@ typedef struct CheckedStore
 
 static HTAB *checked_stores = NULL;
 
-static void
-store_changed(Datum arg, Oid relid)
+void
+idem_store_check_relation_changed(Oid relid)
 {
 	CheckedStore *checked;
 
+	if (checked_stores == NULL)
+		return;
 	if (OidIsValid(relid))
 	{
 		checked = hash_search(checked_stores, &relid, HASH_FIND, NULL);
@@ -94,8 +96,8 @@ lookup_checked_store(Oid relid)
 		ctl.entrysize = sizeof(CheckedStore);
 		checked_stores = hash_create("pg_idem stores", 8, &ctl,
 									 HASH_ELEM | HASH_BLOBS);
-		CacheRegisterRelcacheCallback(store_changed, (Datum) 0);
 	}
+	idem_watch_invalidations();
 
 	checked = hash_search(checked_stores, &relid, HASH_ENTER, &found);
 	if (!found)
@@ -370,8 +372,13 @@ is_replicated_well(Relation rel, IdemStoreDefect *defect)
 static bool
 check_store(Relation rel, Oid *pkey, IdemStoreDefect *defect)
 {
-	if (!has_store_kind(rel, defect) ||
-		!has_store_triggers(rel, defect))
+	if (!has_store_kind(rel, defect))
+		return false;
+	if (idem_is_distributed(rel))
+		return is_defect(defect, ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+						 "A store must not be distributed by another extension: its rows would not be where pg_idem reads and writes them.",
+						 "Make it a plain table again, or use another store.");
+	if (!has_store_triggers(rel, defect))
 		return false;
 	if (rel->rd_rules != NULL)
 		return is_defect(defect, ERRCODE_FEATURE_NOT_SUPPORTED,
