@@ -3,17 +3,19 @@
 # The worked example of work that no transaction can hold: the card network
 # is called between two transactions.  README.md tells it as a recipe.
 #
-#	charge_worker.pl KEY REQUEST	serve POST /charges with this key and JSON
-#									body; prints outcome, status and answer
-#	charge_worker.pl				take over claims whose workers are lost, and
-#									complete them, until there are no more
+#	charge_worker.pl ACCOUNT KEY REQUEST
+#		serve POST /charges with this key and JSON body, sent by this account,
+#		which is the tenant; prints outcome, status and answer
+#	charge_worker.pl
+#		take over claims whose workers are lost, and complete them, until there
+#		are no more
 #
 # Connects to the database as psql does (PGHOST and so on) and to the card
 # network at the URL in CARD_NETWORK (card_network.pl plays one).  Needs psql
 # and Perl, pg_idem in the database, and
 #
 #	CREATE TABLE charges (id bigint GENERATED ALWAYS AS IDENTITY,
-#		key text, payment text, amount bigint);
+#		account text, key text, payment text, amount bigint);
 #
 # LEASE is an SQL interval, and CALL_SECONDS how long the card network may take.
 # The tests let it die: DIE_AT names the place, and DIE_BY the signal that it
@@ -41,24 +43,25 @@ use constant CALL_SECONDS => $ENV{CALL_SECONDS} || 60;
 
 sub serve_request
 {
-	my ($key, $request) = @_;
+	my ($account, $key, $request) = @_;
 
 	# Transaction 1: the claim.  Whoever takes it over has nothing but what
 	# is in it, so the request goes in too.
 	sql('BEGIN');
 	my $claim = row("SELECT * FROM idem_begin(:key, :route,
-			idem_hash(:request::jsonb), lease => :lease)",
-		key => $key, route => ROUTE, request => $request, lease => LEASE);
+			idem_hash(:request::jsonb), tenant => :tenant, lease => :lease)",
+		key => $key, route => ROUTE, request => $request, tenant => $account,
+		lease => LEASE);
 	if ($claim->{outcome} eq 'started')
 	{
 		$claim->{step} = 'received';
 		$claim->{step_data} = { request => decode_json($request) };
-		checkpoint($key, $claim);
+		checkpoint($account, $key, $claim);
 	}
 	sql('COMMIT');
 
 	# "started" or "resumed": do the work.  Otherwise here is the answer.
-	@{$claim}{qw(status response)} = complete($key, $claim)
+	@{$claim}{qw(status response)} = complete($account, $key, $claim)
 	  if $claim->{proceed};
 	return $claim;
 }
@@ -66,7 +69,7 @@ sub serve_request
 # Do what is left of the work of a claim.  Returns status and response.
 sub complete
 {
-	my ($key, $claim) = @_;
+	my ($account, $key, $claim) = @_;
 	my $done = $claim->{step_data};
 
 	die_if('before the call');
@@ -75,14 +78,15 @@ sub complete
 		# No transaction is open.  The child key is the same on every attempt,
 		# so the network charges once however often it is asked.
 		@{$done}{qw(status payment)} =
-		  pay(row('SELECT idem_child_key(:key, :step, :route) AS child_key',
-				key => $key, step => 'charge', route => ROUTE)->{child_key},
+		  pay(row('SELECT idem_child_key(:key, :step, :route, :tenant) AS child_key',
+				key => $key, step => 'charge', route => ROUTE,
+				tenant => $account)->{child_key},
 			$done->{request});
 		die_if('after the call');
 
 		# Record the outside effect at once, and renew the lease.
 		$claim->{step} = 'charged';
-		checkpoint($key, $claim);
+		checkpoint($account, $key, $claim);
 		die_if('after the checkpoint');
 	}
 
@@ -90,16 +94,16 @@ sub complete
 	# lost its claim meanwhile, idem_finish fails, and the charge with it.
 	my ($status, $response) = ($done->{status}, $done->{payment});
 	sql('BEGIN');
-	$response = row('INSERT INTO charges (key, payment, amount)
-			VALUES (:key, :payment, :amount)
+	$response = row('INSERT INTO charges (account, key, payment, amount)
+			VALUES (:account, :key, :payment, :amount)
 			RETURNING id, payment, amount',
-		key => $key, payment => $done->{payment}{id},
+		account => $account, key => $key, payment => $done->{payment}{id},
 		amount => $done->{request}{amount})
 	  if $status == 201;
 	sql('SELECT idem_finish(:key, :response, :status, route => :route,
-			attempt => :attempt)',
+			tenant => :tenant, attempt => :attempt)',
 		key => $key, response => encode_json($response), status => $status,
-		route => ROUTE, attempt => $claim->{attempt});
+		route => ROUTE, tenant => $account, attempt => $claim->{attempt});
 	die_if('before the commit');
 	sql('COMMIT');
 	die_if('after the finish');
@@ -108,13 +112,13 @@ sub complete
 
 sub checkpoint
 {
-	my ($key, $claim) = @_;
+	my ($account, $key, $claim) = @_;
 
 	sql('SELECT idem_checkpoint(:key, :step, :data, :lease, route => :route,
-			attempt => :attempt)',
+			tenant => :tenant, attempt => :attempt)',
 		key => $key, step => $claim->{step},
 		data => encode_json($claim->{step_data}), lease => LEASE,
-		route => ROUTE, attempt => $claim->{attempt});
+		route => ROUTE, tenant => $account, attempt => $claim->{attempt});
 	return;
 }
 
@@ -128,7 +132,7 @@ sub complete_unfinished
 	while (my $claim = row('SELECT * FROM idem_resume(1, :route, :lease)',
 			route => ROUTE, lease => LEASE))
 	{
-		complete($claim->{key}, $claim);
+		complete($claim->{tenant}, $claim->{key}, $claim);
 	}
 	return;
 }

@@ -52,15 +52,18 @@ sub naive
 	return [ 201, $response, 0 ];
 }
 
-# Claim the key, charge, store the answer: one transaction.
+# Claim the key, charge, store the answer: one transaction.  The tenant is the
+# account that has sent the request; here each card has one of its own.
 sub pg_idem
 {
 	my ($db, $key, $body, $cut) = @_;
+	my $account = decode_json($body)->{card};
 
 	$db->begin_work;
 	my $claim = row($db,
-		q{SELECT * FROM idem_begin(?, 'POST /charges', idem_hash(?::jsonb))},
-		$key, $body);
+		q{SELECT * FROM idem_begin(?, 'POST /charges', idem_hash(?::jsonb),
+			tenant => ?)},
+		$key, $body, $account);
 	if (!$claim->{proceed})
 	{
 		$db->commit;
@@ -73,8 +76,8 @@ sub pg_idem
 	my $response = charge($db, $key, $body);
 	cut($db, $cut, 'charged');
 
-	run($db, 'SELECT idem_finish(?, ?::jsonb, status => 201)',
-		$key, $response);
+	run($db, 'SELECT idem_finish(?, ?::jsonb, status => 201, tenant => ?)',
+		$key, $response, $account);
 	cut($db, $cut, 'stored');
 	$db->commit;
 	return [ 201, $response, 0 ];

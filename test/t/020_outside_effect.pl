@@ -29,6 +29,7 @@ $node->safe_psql('postgres', <<'EOS');
 CREATE EXTENSION pg_idem;
 CREATE TABLE charges (
 	id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+	account text NOT NULL,
 	key text NOT NULL,
 	payment text NOT NULL,
 	amount bigint NOT NULL
@@ -71,12 +72,13 @@ sub ask_network
 	return decode_json($answer->{content});
 }
 
-# How many payments the network has made for a key
+# How many payments the network has made for a key of an account
 sub payments
 {
-	my ($key) = @_;
+	my ($key, $account) = @_;
+	$account ||= 'alice';
 	my $child = $psql->query(
-		"SELECT idem_child_key('$key', 'charge', 'POST /charges')");
+		"SELECT idem_child_key('$key', 'charge', 'POST /charges', '$account')");
 
 	return
 	  scalar grep { $_->{key} eq $child }
@@ -95,10 +97,12 @@ sub times_asked
 my $stderr_file = "$PostgreSQL::Test::Utils::tmp_check/worker.err";
 my $stdout_file = "$PostgreSQL::Test::Utils::tmp_check/worker.out";
 
-# Start a worker; returns its PID.  %env is its environment besides ours.
+# Start a worker, for a request of Alice's if it is given a key and a body;
+# returns its PID.  %env is its environment besides ours.
 sub start_worker
 {
 	my ($env, @arguments) = @_;
+	unshift @arguments, 'alice' if @arguments == 2;
 	my $pid = fork;
 
 	die "cannot fork: $!" unless defined $pid;
@@ -212,6 +216,11 @@ like(
 is_charged_once('alive', request(1), 'alive');
 is(times_asked(), 1, 'and replays do not ask the network');
 like(retry('alive', request(2)), qr/^mismatch 422 /, 'another request with its key');
+is(run_worker({}, 'bob', 'alive', request(1)), 0, 'another account with the same key and body');
+like(slurp_file($stdout_file), qr/^started 201 /, 'is charged itself');
+is(payments('alive') . payments('alive', 'bob'), '11', 'each by a payment of its own');
+is($psql->query("SELECT string_agg(account, ' ' ORDER BY account) FROM charges WHERE key = 'alive'"),
+	'alice bob', 'and has a charge of its own');
 
 run_worker({}, 'declined', '{"amount": 1, "card": "4000 0002"}');
 like(slurp_file($stdout_file), qr/^started 402 .*card declined/, 'a card is declined');
