@@ -84,7 +84,7 @@ typedef struct IdemExpired
  * what the setting says.  A released claim has the lease -infinity, and is not
  * held.
  */
-#define EXPIRED_IF_HOLD(in) \
+#define HAS_EXPIRED(in) \
 	"expires_at <= $1 AND (state <> 'in_progress'" \
 	" OR lease_until = '-infinity'" \
 	" OR (lease_until <= $1 AND route " in " ($2)))"
@@ -151,7 +151,7 @@ static const char *
 expired_condition(void)
 {
 	return idem_on_lost_lease == IDEM_LOST_HOLD ?
-		EXPIRED_IF_HOLD("= ANY") : EXPIRED_IF_HOLD("<> ALL");
+		HAS_EXPIRED("= ANY") : HAS_EXPIRED("<> ALL");
 }
 
 /*
