@@ -22,14 +22,14 @@
 #include "pg_idem.h"
 
 #include "access/genam.h"
-#include "access/table.h"
+#include "access/relation.h"
 #include "catalog/pg_namespace.h"
 #include "catalog/pg_type.h"
 #include "utils/fmgroids.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 
-/* Column logicalrelid, if this is a table as Citus has it */
+/* Column logicalrelid, if this is a table, as it is with Citus */
 static AttrNumber
 oid_column(Relation partitions)
 {
@@ -70,13 +70,13 @@ idem_is_distributed(Relation rel)
 
 	if (!OidIsValid(catalog))
 		return false;
-	partitions = try_table_open(catalog, AccessShareLock);
+	partitions = try_relation_open(catalog, AccessShareLock);
 	if (partitions == NULL)
 		return false;
 	attno = oid_column(partitions);
 	if (attno != InvalidAttrNumber)
 		found = has_row(partitions, attno, RelationGetRelid(rel));
-	table_close(partitions, AccessShareLock);
+	relation_close(partitions, AccessShareLock);
 	return found;
 }
 

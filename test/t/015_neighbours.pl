@@ -195,7 +195,14 @@ ALTER TABLE further SET (autovacuum_enabled = on);
 EOS
 is($psql->query("BEGIN; $begin_further; ROLLBACK"),
 	'started', 'nor does a column of another type');
-elsewhere("SET allow_system_table_mods = on; DROP TABLE pg_catalog.pg_dist_partition, public.pg_dist_partition; $catalog");
+elsewhere(<<'EOS');
+SET allow_system_table_mods = on;
+DROP TABLE pg_catalog.pg_dist_partition;
+CREATE TYPE pg_catalog.pg_dist_partition AS (logicalrelid regclass);
+ALTER TABLE further RESET (autovacuum_enabled);
+EOS
+is($psql->query("BEGIN; $begin_further; ROLLBACK"), 'started', 'nor does a type');
+elsewhere("SET allow_system_table_mods = on; DROP TYPE pg_catalog.pg_dist_partition; DROP TABLE public.pg_dist_partition; $catalog");
 is($psql->query("BEGIN; $begin_further; ROLLBACK"),
 	'started', 'an empty catalog distributes nothing');
 
@@ -214,9 +221,36 @@ is($psql->query($begin), 'started', 'other stores work');
 distribute('idempotency_keys');
 is($psql->error($begin), '55000', 'the default store is refused, too');
 
+# A sweep has no business in the shell either.
+my $expired = <<'EOS';
+INSERT INTO %s (key, tenant, route, state, attempt, result_dropped, created_at, expires_at)
+VALUES ('old', '', 'r', 'completed', 1, false, '2000-01-01', '2000-01-01');
+EOS
+elsewhere(sprintf($expired, $_)) foreach ('further', 'idempotency_keys');
+my $dead = "SELECT count(*) FROM idem_outbox WHERE dead_at IS NOT NULL";
+elsewhere("SELECT idem_publish('topic', '1'); UPDATE idem_outbox SET dead_at = '2000-01-01'");
+distribute('idem_outbox');
+my $old = "SELECT count(*) FROM (SELECT FROM further WHERE key = 'old'"
+  . " UNION ALL SELECT FROM idempotency_keys WHERE key = 'old') k";
+is($psql->query("SELECT idem_expire(); $old; $dead"),
+	"0\n2\n1", 'a sweep by hand leaves what is distributed alone');
+my $offset = log_end($node);
+elsewhere('ALTER SYSTEM SET pg_idem.expire = on; SELECT pg_reload_conf()');
+ok( wait_for_log_line(
+		$node,
+		qr/LOG:  2 tables of type idempotency_key are no stores.*DETAIL:  Table "[a-z_]+": A store must not be distributed/s,
+		$offset),
+	'so does that of the worker, and says so');
+elsewhere('ALTER SYSTEM RESET pg_idem.expire; SELECT pg_reload_conf()');
+is($psql->query("$old; $dead"), "2\n1", '... and nothing is gone');
+make_plain('idem_outbox');
+
 make_plain($_) foreach ('further', 'idempotency_keys');
 is($psql->query("$begin; $begin_further"),
 	"in_progress\nstarted", 'once they are plain again, they work');
+# (a worker may be at it still)
+ok( wait_until(sub { $psql->query("SELECT FROM idem_expire(); $old; $dead") eq "0\n0" }),
+	'... and are swept');
 
 # rows that the library reads without a statement are in other tables as well
 distribute('idem_outbox');
@@ -229,6 +263,12 @@ distribute('idem_routes');
 is($psql->error($begin), '55000', 'a distributed table of policies is refused');
 make_plain('idem_routes');
 is($psql->query($begin), 'in_progress', '... until it is plain again');
+distribute('idem_service_policies');
+is($psql->error("SELECT idem_breaker_allow('another')"),
+	'55000', 'so is that of services');
+make_plain('idem_service_policies');
+is($psql->query("SELECT idem_breaker_allow('another')"),
+	't', '... until it is plain again');
 
 $psql->quit;
 $node->stop;
