@@ -20,7 +20,7 @@ $$ SELECT count(*) FILTER (WHERE idem_breaker_allow(service)) FROM generate_seri
 
 -- a breaker that nobody knows is closed
 SELECT idem_breaker_allow('new'), idem_breaker_retry_after('new'), idem_breaker_retry_after('unknown');
-SELECT service, breaker FROM idem_services WHERE service IN ('new', 'unknown');
+SELECT service, breaker FROM idem_stat_services WHERE service IN ('new', 'unknown');
 
 -- the defaults: half of the last 100 calls, not before there are 100
 SELECT record('default', false, 99), record('default', false);
@@ -28,7 +28,7 @@ SELECT idem_breaker_allow('default') AS allow,
 	idem_breaker_retry_after('default') BETWEEN '1 s' AND '60 s' AS retry_after;
 SELECT breaker, window_calls, open_until BETWEEN now() AND now() + interval '2 min' AS open_until,
 	opened, calls_ok, calls_failed, calls_slow, calls_refused
-FROM idem_services WHERE service = 'default';
+FROM idem_stat_services WHERE service = 'default';
 -- one call too few: 49 of 100; then the window slides, and the call that
 -- crosses the line opens it
 SELECT record('half', true, 51), record('half', false, 49);
@@ -48,9 +48,9 @@ INSERT INTO idem_service_policies (service, failure_ratio, window_calls, minimum
 VALUES ('quick', 0.5, 10, 4, '1 us', 3), ('long', 0.5, 10, 4, '1 h', 3);
 SELECT record('quick', false, 3), record('quick', false, 1);
 -- its time is over: so many trials are let through, and no more
-SELECT breaker, open_until <= clock_timestamp() AS over FROM idem_services WHERE service = 'quick';
+SELECT breaker, open_until <= clock_timestamp() AS over FROM idem_stat_services WHERE service = 'quick';
 SELECT allowed('quick', 10);
-SELECT breaker FROM idem_services WHERE service = 'quick';
+SELECT breaker FROM idem_stat_services WHERE service = 'quick';
 SELECT idem_breaker_retry_after('quick') > '0' AS retry_after;
 -- two of three failed: open again; its time is over at once
 SELECT record('quick', true, 1), record('quick', false, 2);
@@ -60,7 +60,7 @@ SELECT record('quick', false, 1), record('quick', true, 2);
 SELECT allowed('quick', 10), idem_breaker_retry_after('quick');
 -- and starts with an empty window
 SELECT record('quick', false, 3), record('quick', false, 1);
-SELECT opened FROM idem_services WHERE service = 'quick';
+SELECT opened FROM idem_stat_services WHERE service = 'quick';
 -- trials are let through one by one as they are asked for; results that
 -- belong to none of them do not count
 SELECT allowed('quick', 1), record('quick', true, 5);
@@ -97,7 +97,7 @@ VALUES ('silent', 1, '1 us', 2, '0');
 SELECT record('silent', false), allowed('silent', 2);
 UPDATE idem_service_policies SET open_time = '1 h', max_open_time = '10 h' WHERE service = 'silent';
 SELECT allowed('silent', 5), open_for('silent');
-SELECT breaker, opened FROM idem_services WHERE service = 'silent';
+SELECT breaker, opened FROM idem_stat_services WHERE service = 'silent';
 -- told of too late is not told of, whether somebody asked meanwhile or not
 INSERT INTO idem_service_policies (service, minimum_calls, open_time, max_open_time, half_open_calls, half_open_time)
 VALUES ('late', 1, '1 us', '1 us', 1, '0');
@@ -140,7 +140,7 @@ INSERT INTO idem_service_policies (service, breaker) VALUES ('forced', 'forced_o
 SELECT idem_breaker_allow('forced'), idem_breaker_retry_after('forced'), idem_breaker_record('forced', true);
 UPDATE idem_service_policies SET breaker = 'forced_closed' WHERE service = 'forced';
 SELECT idem_breaker_allow('forced'), idem_breaker_retry_after('forced'), record('forced', false, 1000);
-SELECT breaker, window_calls, calls_failed FROM idem_services WHERE service = 'forced';
+SELECT breaker, window_calls, calls_failed FROM idem_stat_services WHERE service = 'forced';
 -- a change that is rolled back was none
 BEGIN;
 UPDATE idem_service_policies SET breaker = 'forced_open' WHERE service = 'forced';
@@ -148,7 +148,7 @@ SELECT idem_breaker_allow('forced');
 ROLLBACK;
 SELECT idem_breaker_allow('forced');
 -- released, it is closed, whatever it was before
-SELECT breaker FROM idem_services WHERE service = 'long';
+SELECT breaker FROM idem_stat_services WHERE service = 'long';
 UPDATE idem_service_policies SET breaker = 'forced_open' WHERE service = 'long';
 SELECT idem_breaker_allow('long'), idem_breaker_record('long', true);
 UPDATE idem_service_policies SET breaker = NULL WHERE service = 'long';
@@ -161,10 +161,10 @@ UPDATE idem_service_policies SET breaker = NULL WHERE service = 'reset';
 SELECT idem_breaker_allow('reset');
 SELECT idem_breaker_reset('reset');
 SELECT idem_breaker_allow('reset'), idem_breaker_retry_after('reset');
-SELECT breaker, opened FROM idem_services WHERE service = 'reset';
+SELECT breaker, opened FROM idem_stat_services WHERE service = 'reset';
 SELECT idem_breaker_reset('unseen');
 SELECT idem_breaker_reset(NULL);
-SELECT count(*) FROM idem_services WHERE service = 'unseen';
+SELECT count(*) FROM idem_stat_services WHERE service = 'unseen';
 TRUNCATE idem_service_policies;
 SELECT idem_breaker_record('never', false), idem_breaker_allow('forced');
 
@@ -187,6 +187,6 @@ SELECT idem_breaker_record('x', NULL);
 SELECT idem_breaker_record('x', true, '-1 us');
 SELECT idem_breaker_record(E'\x01', true);
 SELECT idem_breaker_retry_after(NULL);
-SELECT count(*) FROM idem_services WHERE service = 'x';
+SELECT count(*) FROM idem_stat_services WHERE service = 'x';
 
 DROP FUNCTION record, allowed, open_for;

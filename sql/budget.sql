@@ -1,6 +1,6 @@
 --
 -- BUDGET
--- Retry budgets: idem_budget for services, and idem_begin's own for the
+-- Retry budgets: idem_budget_allow for services, and idem_begin's own for the
 -- re-executions of a route.  The window is ten seconds long, so each case has
 -- a service or route of its own, and none waits for the window to move.  What
 -- has to happen within a window happens once more, with an empty one, if the
@@ -11,9 +11,9 @@
 CREATE PROCEDURE empty_window(name text) LANGUAGE plpgsql AS $$
 BEGIN
 	FOR i IN 1..1000 LOOP
-		PERFORM FROM idem_services WHERE service = name AND window_requests + window_retries > 0
+		PERFORM FROM idem_stat_services WHERE service = name AND window_requests + window_retries > 0
 		UNION ALL
-		SELECT FROM idem_stats WHERE route = name AND window_requests + window_retries > 0;
+		SELECT FROM idem_stat_routes WHERE route = name AND window_requests + window_retries > 0;
 		EXIT WHEN NOT FOUND;
 		PERFORM pg_sleep(0.1);
 	END LOOP;
@@ -37,11 +37,11 @@ DECLARE
 	allowed int := 0;
 BEGIN
 	FOR i IN 1..requests LOOP
-		IF NOT idem_budget(service, false) THEN
+		IF NOT idem_budget_allow(service, false) THEN
 			RAISE 'a request was refused';
 		END IF;
 		FOR j IN 1..retries LOOP
-			allowed := allowed + idem_budget(service, true)::int;
+			allowed := allowed + idem_budget_allow(service, true)::int;
 		END LOOP;
 	END LOOP;
 	RETURN format('%s requests, %s of %s retries', requests, allowed, requests * retries);
@@ -72,16 +72,16 @@ SELECT storm('more than one', 100, 5);
 SET pg_idem.retry_ratio = 0.29;
 SELECT storm('0.29', 100, 5);
 -- no request, no ratio; the minimum is there all the same
-SELECT idem_budget('idle', true);
+SELECT idem_budget_allow('idle', true);
 RESET pg_idem.retry_min_per_second;
-SELECT idem_budget('idle', true);
+SELECT idem_budget_allow('idle', true);
 RESET pg_idem.retry_ratio;
 
 -- a service's own, over the settings; none at all with an infinite one
 INSERT INTO idem_service_policies (service, retry_ratio, retry_min_per_second)
 VALUES ('free', 'infinity', 0), ('free from the start', 'infinity', 0);
 SELECT storm('free', 1000, 5);
-SELECT idem_budget('free from the start', true);
+SELECT idem_budget_allow('free from the start', true);
 CREATE PROCEDURE two_storms(INOUT tenth text DEFAULT NULL, INOUT rest_of_a_fifth text DEFAULT NULL)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -106,7 +106,7 @@ INSERT INTO idem_service_policies (service, retry_ratio) VALUES ('x', 'NaN');
 INSERT INTO idem_service_policies (service, retry_min_per_second) VALUES ('x', -1);
 INSERT INTO idem_service_policies (service) VALUES ('');
 INSERT INTO idem_service_policies (service) VALUES (repeat('x', 256));
-INSERT INTO idem_routes (route, retry_ratio) VALUES ('x', 'NaN');
+INSERT INTO idem_route_policies (route, retry_ratio) VALUES ('x', 'NaN');
 DELETE FROM idem_service_policies;
 
 -- what is spent is spent, whatever becomes of the transaction
@@ -121,18 +121,18 @@ BEGIN
 		PERFORM one_storm('rolled back', 10, 3);
 		ROLLBACK;
 		SELECT window_requests, window_retries, retries_refused INTO requests, retries, refused
-		FROM idem_services WHERE service = 'rolled back';
+		FROM idem_stat_services WHERE service = 'rolled back';
 		EXIT WHEN fits(began, try, 'rolled back');
 	END LOOP;
 END $$;
 CALL roll_back();
 
 -- bad input
-SELECT idem_budget(NULL, false);
-SELECT idem_budget('x', NULL);
-SELECT idem_budget('', false);
-SELECT idem_budget(repeat('x', 256), false);
-SELECT idem_budget(E'a\nb', false);
+SELECT idem_budget_allow(NULL, false);
+SELECT idem_budget_allow('x', NULL);
+SELECT idem_budget_allow('', false);
+SELECT idem_budget_allow(repeat('x', 256), false);
+SELECT idem_budget_allow(E'a\nb', false);
 SELECT storm(repeat('x', 255), 1, 0);
 SET pg_idem.retry_ratio = -1;
 SET pg_idem.retry_min_per_second = -1;
@@ -176,7 +176,7 @@ BEGIN
 		END LOOP;
 		SELECT format('started %s, resumed %s, throttled %s, failed %s; window: requests %s, retries %s',
 			started, resumed, throttled, failed, window_requests, window_retries)
-		INTO counted FROM idem_stats WHERE route = name;
+		INTO counted FROM idem_stat_routes WHERE route = name;
 		EXIT WHEN fits(began, try, name);
 	END LOOP;
 END $$;
@@ -194,10 +194,10 @@ FROM generate_series(1, 20);
 CALL storm_of_failures('other', 5, 1);
 SELECT outcome FROM outcomes ORDER BY n;
 -- a policy of the route's, over the settings
-INSERT INTO idem_routes (route, retry_ratio) VALUES ('storm', 'infinity');
+INSERT INTO idem_route_policies (route, retry_ratio) VALUES ('storm', 'infinity');
 SELECT outcome, attempt FROM idem_begin('k100', 'storm', NULL);
 SELECT idem_finish('k100', '{"at": "last"}', route => 'storm', attempt => 2);
-UPDATE idem_routes SET retry_ratio = 0;
+UPDATE idem_route_policies SET retry_ratio = 0;
 -- never refused: replays, mismatches, what is in progress, lost leases, and
 -- the last failure of a key without attempts
 SELECT outcome FROM idem_begin('k100', 'storm', NULL);
@@ -220,9 +220,9 @@ BEGIN
 		began := clock_timestamp();
 		PERFORM idem_begin('lost ' || try, 'take-over', NULL, lease => '1 us');
 		COMMIT;
-		SELECT window_retries INTO before FROM idem_stats WHERE route = 'take-over';
+		SELECT window_retries INTO before FROM idem_stat_routes WHERE route = 'take-over';
 		SELECT c.outcome INTO take_over.outcome FROM idem_begin('lost ' || try, 'take-over', NULL) c;
-		SELECT window_retries INTO after FROM idem_stats WHERE route = 'take-over';
+		SELECT window_retries INTO after FROM idem_stat_routes WHERE route = 'take-over';
 		EXIT WHEN fits(began, try, 'take-over');
 	END LOOP;
 END $$;
@@ -235,7 +235,7 @@ SELECT proceed, outcome, status, response, retry_after IS NOT NULL AS retry_afte
 FROM idem_call('called', 'storm', '1', 'work(jsonb)');
 
 RESET pg_idem.retry_min_per_second;
-DELETE FROM idem_routes;
+DELETE FROM idem_route_policies;
 DELETE FROM idempotency_keys;
 DROP TABLE outcomes;
 DROP PROCEDURE two_storms, roll_back, storm_of_failures, take_over, empty_window;

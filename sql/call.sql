@@ -51,6 +51,27 @@ CREATE FUNCTION finishes(request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN PERFORM idem_finish('own', '1'); RETURN '2'; END $$;
 SELECT outcome, response FROM idem_call('own', 'r', '{}', 'finishes(jsonb)');
 
+-- Another status than 200: of the call, or of the work, which may return
+-- headers and bytes as well.  The first answer and the replays are the same.
+SELECT outcome, status, response FROM idem_call('created', 'r', '{}', 'json_null(jsonb)', status => 201);
+SELECT outcome, status, response FROM idem_call('created', 'r', '{}', 'json_null(jsonb)', 201);
+SELECT idem_call('bad status', 'r', '{}', 'json_null(jsonb)', 99);
+SELECT idem_call('bad status', 'r', '{}', 'json_null(jsonb)', NULL);
+CREATE FUNCTION full_result(request jsonb) RETURNS idem_result LANGUAGE sql AS $$
+	SELECT ROW ((request ->> 'status')::int, '{"Location": "/charges/1", "Set-Cookie": "s"}', '{"id": 1}', '\xff00')::idem_result
+$$;
+CREATE FUNCTION no_result_at_all(request jsonb) RETURNS idem_result LANGUAGE sql AS 'SELECT NULL::idem_result';
+SELECT outcome, status, headers, response, body FROM idem_call('full', 'r', '{"status": 402}', 'full_result(jsonb)');
+SELECT outcome, status, headers, response, body FROM idem_call('full', 'r', '{"status": 402}', 'full_result(jsonb)');
+SELECT outcome, status, headers, response, body FROM idem_call('full 2', 'r', '{"status": null}', 'full_result(jsonb)', 202);
+SELECT outcome, status, headers, response, body FROM idem_call('full 2', 'r', '{"status": null}', 'full_result(jsonb)', 202);
+SELECT outcome, status, headers, response, body FROM idem_call('none', 'r', '{}', 'no_result_at_all(jsonb)');
+SELECT outcome, status, headers, response, body FROM idem_call('none', 'r', '{}', 'no_result_at_all(jsonb)');
+SELECT idem_call('full 3', 'r', '{"status": 600}', 'full_result(jsonb)');
+-- one that is not kept is a failure, and the work is done again
+SELECT outcome, status, attempt FROM idem_call('full 4', 'r', '{"status": 503}', 'full_result(jsonb)');
+SELECT outcome, status, attempt FROM idem_call('full 4', 'r', '{"status": 503}', 'full_result(jsonb)');
+DROP FUNCTION full_result, no_result_at_all;
 -- A failed claim is run again, a claim under way is told
 BEGIN;
 SELECT outcome FROM idem_begin('again', 'r', idem_hash('{}'::jsonb));

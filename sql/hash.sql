@@ -4,19 +4,26 @@
 -- them; jsonb is by value, so that a retry which was serialised anew is the
 -- same request, and no two different documents are.
 --
-SELECT idem_hash('abc'::text);
-SELECT idem_hash(''::text) = sha256('') AS empty,
-	idem_hash(''::bytea) = sha256('') AS empty_bytes,
-	idem_hash('abc'::text) = sha256('abc') AS text,
-	idem_hash('\x00ff80'::bytea) = sha256('\x00ff80') AS bytes,
-	idem_hash(repeat('x', 1000000)) = sha256(repeat('x', 1000000)::bytea) AS large;
-SELECT idem_hash(NULL::text) IS NULL AS text, idem_hash(NULL::bytea) IS NULL AS bytea,
+SELECT idem_hash_text('abc');
+SELECT idem_hash_text('') = sha256('') AS empty,
+	idem_hash_bytes('') = sha256('') AS empty_bytes,
+	idem_hash_text('abc') = sha256('abc') AS text,
+	idem_hash_bytes('\x00ff80') = sha256('\x00ff80') AS bytes,
+	idem_hash_text(repeat('x', 1000000)) = sha256(repeat('x', 1000000)::bytea) AS large;
+SELECT idem_hash_text(NULL) IS NULL AS text, idem_hash_bytes(NULL) IS NULL AS bytea,
 	idem_hash(NULL::jsonb) IS NULL AS jsonb;
+-- an argument without a type is a JSON document, and nothing else is
+\set VERBOSITY terse
+SELECT idem_hash('{"a": 1}') = idem_hash('{ "a":1.0 }'::jsonb) AS json;
+SELECT idem_hash('abc');
+SELECT idem_hash('abc'::text);
+SELECT idem_hash('abc'::bytea);
+\set VERBOSITY default
 -- stored out of line and compressed
 CREATE TEMP TABLE docs (t text, b bytea, j jsonb);
 INSERT INTO docs SELECT t, t::bytea, jsonb_build_object('a', t)
 FROM (SELECT string_agg(md5(i::text), '') || repeat('x', 100000) AS t FROM generate_series(1, 5000) i) s;
-SELECT idem_hash(t) = sha256(b) AS t, idem_hash(b) = sha256(b) AS b,
+SELECT idem_hash_text(t) = sha256(b) AS t, idem_hash_bytes(b) = sha256(b) AS b,
 	idem_hash(j) = idem_hash(jsonb_build_object('a', t)) AS j FROM docs;
 
 -- The format is stored in every key, so it must never change: known values

@@ -5,49 +5,49 @@
 --
 
 --
--- idem_key: RFC 9651, an Item that is a String
+-- idem_parse_key: RFC 9651, an Item that is a String
 --
-SELECT idem_key('"8e03978e-40d5-43dd-bc93-6894a57f9324"');
-SELECT idem_key(NULL) IS NULL AS no_header;
+SELECT idem_parse_key('"8e03978e-40d5-43dd-bc93-6894a57f9324"');
+SELECT idem_parse_key(NULL) IS NULL AS no_header;
 -- the two escapes, and all that needs none
-SELECT idem_key('"a\"b\\c"') AS escapes, idem_key('"\""') AS quote, idem_key('"\\"') AS backslash;
-SELECT idem_key('"a, b;c (d) :e: ?1 @2 %41 =''"') AS others;
+SELECT idem_parse_key('"a\"b\\c"') AS escapes, idem_parse_key('"\""') AS quote, idem_parse_key('"\\"') AS backslash;
+SELECT idem_parse_key('"a, b;c (d) :e: ?1 @2 %41 =''"') AS others;
 SELECT count(*) AS all_of_ascii FROM generate_series(32, 126) i, format('%s', chr(i)) c
-WHERE idem_key('"' || CASE WHEN c IN ('"', '\') THEN '\' ELSE '' END || c || '"') = c;
+WHERE idem_parse_key('"' || CASE WHEN c IN ('"', '\') THEN '\' ELSE '' END || c || '"') = c;
 -- spaces around it are not the key's, those within are
-SELECT idem_key('   "a"   ') AS around, '<' || idem_key('" a "') || '>' AS within,
-	octet_length(idem_key('" "')) AS only;
+SELECT idem_parse_key('   "a"   ') AS around, '<' || idem_parse_key('" a "') || '>' AS within,
+	octet_length(idem_parse_key('" "')) AS only;
 -- 255 bytes, counted without the escapes
-SELECT octet_length(idem_key('"' || repeat('k', 255) || '"')) AS plain,
-	octet_length(idem_key('"' || repeat('\\', 255) || '"')) AS escaped;
-SELECT idem_key('"' || repeat('k', 256) || '"');
+SELECT octet_length(idem_parse_key('"' || repeat('k', 255) || '"')) AS plain,
+	octet_length(idem_parse_key('"' || repeat('\\', 255) || '"')) AS escaped;
+SELECT idem_parse_key('"' || repeat('k', 256) || '"');
 
 -- what is refused
-SELECT idem_key('""');
-SELECT idem_key('"abc');
-SELECT idem_key('"');
-SELECT idem_key('"abc\"');
-SELECT idem_key('"abc\');
-SELECT idem_key('"a\nb"');
-SELECT idem_key('"\u0041"');
-SELECT idem_key(E'"a\tb"');
-SELECT idem_key(E'"a\x7f"');
-SELECT idem_key(E'"gr\xc3\xbcn"');
-SELECT idem_key('"a"b');
-SELECT idem_key('"a" b');
-SELECT idem_key('"a""b"');
-SELECT idem_key(E'"a"\n');
+SELECT idem_parse_key('""');
+SELECT idem_parse_key('"abc');
+SELECT idem_parse_key('"');
+SELECT idem_parse_key('"abc\"');
+SELECT idem_parse_key('"abc\');
+SELECT idem_parse_key('"a\nb"');
+SELECT idem_parse_key('"\u0041"');
+SELECT idem_parse_key(E'"a\tb"');
+SELECT idem_parse_key(E'"a\x7f"');
+SELECT idem_parse_key(E'"gr\xc3\xbcn"');
+SELECT idem_parse_key('"a"b');
+SELECT idem_parse_key('"a" b');
+SELECT idem_parse_key('"a""b"');
+SELECT idem_parse_key(E'"a"\n');
 -- a list, and a header that came twice
-SELECT idem_key('"a", "b"');
-SELECT idem_key('"a","a"');
-SELECT idem_key('"a";p=1 , "a"');
-SELECT idem_key('"a",');
-SELECT idem_key(',"a"');
+SELECT idem_parse_key('"a", "b"');
+SELECT idem_parse_key('"a","a"');
+SELECT idem_parse_key('"a";p=1 , "a"');
+SELECT idem_parse_key('"a",');
+SELECT idem_parse_key(',"a"');
 
 -- every control character, within and around, in quotes and bare
 CREATE FUNCTION sqlstate_of_key(header text) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
-	PERFORM idem_key(header);
+	PERFORM idem_parse_key(header);
 	RETURN '00000';
 EXCEPTION WHEN OTHERS THEN
 	RETURN SQLSTATE;
@@ -59,7 +59,7 @@ FROM (SELECT generate_series(1, 31) UNION ALL VALUES (127)) c (i),
 GROUP BY 1;
 
 -- parameters mean nothing, but have to be well-formed
-SELECT header, idem_key(header)
+SELECT header, idem_parse_key(header)
 FROM unnest(ARRAY['"k";a', '"k";a;b', '"k";a;a=1', '"k";  a=1', '"k";*', '"k";*a_b-c.d*9=1',
 	'"k";a="b"', '"k";a="\"\\ ;,"', '"k";a=""',
 	'"k";a=1', '"k";a=-1', '"k";a=0', '"k";a=-0', '"k";a=007', '"k";a=999999999999999', '"k";a=-999999999999999',
@@ -81,11 +81,11 @@ FROM unnest(ARRAY['"k";', '"k";;a', '"k";1=2', '"k";A', '"k";-a', '"k";aB', '"k"
 	'"k";a=%', '"k";a=%x', '"k";a=%"', '"k";a=%"a', '"k";a=%"%"', '"k";a=%"%4"', '"k";a=%"%zz"',
 	'"k";a=%"%C3%BC"', '"k";a=%"%c3"', '"k";a=%"%c3%28"', '"k";a=%"%c3%00%bc"', '"k";a=%"%ed%a0%80"', '"k";a=%"%ff"']) header
 GROUP BY 1;
-SELECT idem_key('"k";a=1.');
-SELECT idem_key(E'"k";a="gr\xc3\xbcn"');
+SELECT idem_parse_key('"k";a=1.');
+SELECT idem_parse_key(E'"k";a="gr\xc3\xbcn"');
 
 -- bare, as most clients send it: the same key as in quotes
-SELECT key, idem_key(key) = key AND idem_key('"' || key || '"') = key AS same
+SELECT key, idem_parse_key(key) = key AND idem_parse_key('"' || key || '"') = key AS same
 FROM unnest(ARRAY['8e03978e-40d5-43dd-bc93-6894a57f9324', '01ARZ3NDEKTSV4RRFFQ69G5FAV', '42', '-1', '1.5', '007', 'a', '*',
 	'KG5LxwFBepaKHyUD', 'aGVsbG8+d29ybGQ/Cg==', '+/x=', '=', '/v1/charges', 'order:42/line:7', 'a?b', 'a@b.example', 'a(b)',
 	'{7f3a9c1e}', '<7f3a9c1e>', '[1]', 'W/x', '~user.name_x-y', '$key', '#1', 'a&b=c', '100%', '%41', 'it''s', '`x`', '!|^']) key;
@@ -93,28 +93,28 @@ SELECT chr(i) AS within_no_bare_key
 FROM generate_series(32, 126) i WHERE sqlstate_of_key(format('x%sx', chr(i))) <> '00000' ORDER BY i;
 SELECT chr(i) AS begins_no_bare_key
 FROM generate_series(32, 126) i WHERE sqlstate_of_key(format('%sx', chr(i))) <> '00000' ORDER BY i;
-SELECT idem_key('   a   ') AS around, octet_length(idem_key(repeat('k', 255))) AS longest;
-SELECT idem_key(repeat('k', 256));
-SELECT idem_key('a b');
-SELECT idem_key('a,b');
-SELECT idem_key('a, a');
-SELECT idem_key('a;b=1');
-SELECT idem_key('a"b"');
-SELECT idem_key('a\b');
-SELECT idem_key(E'\ta');
-SELECT idem_key(E'gr\xc3\xbcn');
+SELECT idem_parse_key('   a   ') AS around, octet_length(idem_parse_key(repeat('k', 255))) AS longest;
+SELECT idem_parse_key(repeat('k', 256));
+SELECT idem_parse_key('a b');
+SELECT idem_parse_key('a,b');
+SELECT idem_parse_key('a, a');
+SELECT idem_parse_key('a;b=1');
+SELECT idem_parse_key('a"b"');
+SELECT idem_parse_key('a\b');
+SELECT idem_parse_key(E'\ta');
+SELECT idem_parse_key(E'gr\xc3\xbcn');
 -- values of other types
-SELECT idem_key(':aGVsbG8=:');
-SELECT idem_key('?1');
-SELECT idem_key('@1659578233');
-SELECT idem_key('%"gr%c3%bcn"');
-SELECT idem_key('("a" "b")');
-SELECT idem_key('(a)');
+SELECT idem_parse_key(':aGVsbG8=:');
+SELECT idem_parse_key('?1');
+SELECT idem_parse_key('@1659578233');
+SELECT idem_parse_key('%"gr%c3%bcn"');
+SELECT idem_parse_key('("a" "b")');
+SELECT idem_parse_key('(a)');
 -- a header that is there without a key in it
-SELECT idem_key('');
-SELECT idem_key('   ');
+SELECT idem_parse_key('');
+SELECT idem_parse_key('   ');
 -- the header is in no message
-SELECT idem_key('"' || repeat('secret', 1000) || '"');
+SELECT idem_parse_key('"' || repeat('secret', 1000) || '"');
 
 --
 -- idem_problem
@@ -149,7 +149,7 @@ SELECT idem_problem(ROW(false, 'in_progress', 200, NULL, NULL, NULL, NULL, NULL,
 SELECT idem_problem(ROW(false, 'expired', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL));
 
 -- all claims that idem_begin does make
-SELECT outcome, idem_problem(c) FROM idem_begin(idem_key('"p"'), 'http', '\x01') c;
+SELECT outcome, idem_problem(c) FROM idem_begin(idem_parse_key('"p"'), 'http', '\x01') c;
 SELECT outcome, idem_problem(c)->>'status' AS status, idem_problem(c)->>'retry_after' AS retry_after
 FROM idem_begin('p', 'http', '\x01') c;
 SELECT outcome, idem_problem(c)->>'status' AS status FROM idem_begin('p', 'http', '\x02') c;
@@ -345,8 +345,8 @@ DELETE FROM idempotency_keys;
 
 -- a header of any length is read once (and not once for each character)
 SET statement_timeout = '1min';
-SELECT idem_key(repeat('a', 4000000));
-SELECT idem_key('"' || repeat('a', 4000000));
+SELECT idem_parse_key(repeat('a', 4000000));
+SELECT idem_parse_key('"' || repeat('a', 4000000));
 RESET statement_timeout;
 
 --
@@ -364,14 +364,14 @@ SELECT c.outcome, coalesce(c.status, 201) AS status, c.headers, c.body,
 	   CASE WHEN c.proceed THEN jsonb_build_object('id', f.id) ELSE c.response END AS response,
 	   idem_problem(c.claim) ->> 'title' AS problem, ceil(extract(epoch FROM c.retry_after)) AS retry_after
 FROM c LEFT JOIN f ON true;
-EXECUTE handle(idem_key('"h1"'), '{"amount": 1}', 'alice');
-EXECUTE handle(idem_key('h1'), '{"amount": 1}', 'alice');
-EXECUTE handle(idem_key('h1'), '{"amount": 2}', 'alice');
+EXECUTE handle(idem_parse_key('"h1"'), '{"amount": 1}', 'alice');
+EXECUTE handle(idem_parse_key('h1'), '{"amount": 1}', 'alice');
+EXECUTE handle(idem_parse_key('h1'), '{"amount": 2}', 'alice');
 -- another account's key of the same name is another key
-EXECUTE handle(idem_key('h1'), '{"amount": 1}', 'bob');
-EXECUTE handle(idem_key('h1'), '{"amount": 1}', 'bob');
+EXECUTE handle(idem_parse_key('h1'), '{"amount": 1}', 'bob');
+EXECUTE handle(idem_parse_key('h1'), '{"amount": 1}', 'bob');
 SELECT outcome FROM idem_begin('h2', 'POST /charges', idem_hash('{"amount": 3}'::jsonb), tenant => 'bob');
-EXECUTE handle(idem_key('h2'), '{"amount": 3}', 'bob');
+EXECUTE handle(idem_parse_key('h2'), '{"amount": 3}', 'bob');
 SELECT account, amount FROM http_charges ORDER BY id;
 -- What the work reads of the request is read by nobody but who does the work,
 -- whether the plan knows the parameters or not: a replay and a mismatch of

@@ -13,7 +13,7 @@ END;
 
 -- A checkpoint is what the next attempt starts from, and renews the lease
 SELECT outcome, attempt, step, step_data FROM idem_begin('k', 'r', '\x01');
-SELECT idem_checkpoint('k', 'charged', '{"id": "ch_1"}', '1h', attempt => 1) > now() + interval '59 min' AS renewed;
+SELECT idem_checkpoint('k', 'charged', '{"id": "ch_1"}', lease => '1h', attempt => 1) > now() + interval '59 min' AS renewed;
 SELECT outcome, attempt, step, step_data FROM idem_begin('k', 'r', '\x01');
 SELECT lose_lease();
 SELECT key, tenant, route, attempt, step, step_data FROM idem_unfinished;
@@ -115,7 +115,7 @@ SELECT idem_checkpoint('none', '', lease => '0', attempt => 1);
 SELECT idem_release(NULL);
 SELECT idem_resume(-1);
 SELECT idem_resume(1, '');
-SELECT idem_resume(1, 'r', '0');
+SELECT idem_resume(1, 'r', lease => '0');
 SELECT idem_resume(1, key => '');
 BEGIN TRANSACTION READ ONLY;
 SELECT idem_checkpoint('k', 'x');
@@ -131,7 +131,7 @@ ROLLBACK;
 -- A completer: oldest lease first, max at the most, one route if it says so,
 -- nothing that is on hold, alive or finished
 DELETE FROM idempotency_keys;
-INSERT INTO idem_routes (route, on_lost_lease) VALUES ('held', 'hold');
+INSERT INTO idem_route_policies (route, on_lost_lease) VALUES ('held', 'hold');
 SELECT count(*) FROM unnest(ARRAY['a', 'b', 'c', 'd']) k, unnest(ARRAY['r', 's', 'held']) r,
 	LATERAL idem_begin(k, r, '\x01', lease => '1h');
 SELECT idem_checkpoint('b', 'half', '{"x": [1, 2]}', route => 's', attempt => 1) IS NOT NULL AS renewed;
@@ -141,7 +141,7 @@ WHERE state = 'in_progress' AND key <> 'd';
 SELECT count(*) FROM idem_unfinished;
 SELECT key, route, state, attempt, step, step_data, request_hash FROM idem_resume(1, 's');
 SELECT key, route, attempt, step, step_data, lease_until > now() + interval '9 min' AS leased
-FROM idem_resume(10, 's', '10 min');
+FROM idem_resume(10, 's', lease => '10 min');
 SELECT key, route, attempt FROM idem_resume(2);
 SELECT key, route, attempt FROM idem_resume(NULL);
 SELECT count(*) FROM idem_resume(0, held => true);
@@ -163,7 +163,7 @@ SELECT key, route, response FROM idempotency_keys WHERE response IS NOT NULL ORD
 UPDATE idempotency_keys SET attempt = 10 WHERE route = 'r' AND state = 'in_progress';
 SELECT count(*) FROM idem_resume(100, 'r');
 SELECT key, attempt FROM idem_resume(100, 'r', held => true) ORDER BY key;
-TRUNCATE idem_routes, idempotency_keys;
+TRUNCATE idem_route_policies, idempotency_keys;
 
 -- Tenants: all of them, or one
 SELECT count(*) FROM unnest(ARRAY['', 'acme', 'zorg']) t, LATERAL idem_begin('k', 'r', NULL, tenant => t);

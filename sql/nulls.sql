@@ -70,16 +70,16 @@ ROLLBACK;
 
 -- a table of policies without its key, and with nothing in its rows
 BEGIN;
-ALTER TABLE idem_routes DROP CONSTRAINT idem_routes_pkey, ALTER route DROP NOT NULL;
-INSERT INTO idem_routes (route) VALUES (NULL), (NULL), ('bare');
-INSERT INTO idem_routes (route, ttl) VALUES (NULL, '1 s');
+ALTER TABLE idem_route_policies DROP CONSTRAINT idem_route_policies_pkey, ALTER route DROP NOT NULL;
+INSERT INTO idem_route_policies (route) VALUES (NULL), (NULL), ('bare');
+INSERT INTO idem_route_policies (route, ttl) VALUES (NULL, '1 s');
 SELECT outcome FROM idem_begin('k', 'bare', NULL);
 SELECT idem_finish('k', '1');
 SELECT expires_at - created_at FROM idem_lookup('k', 'bare');
 ALTER TABLE idem_service_policies DROP CONSTRAINT idem_service_policies_pkey,
 	ALTER service DROP NOT NULL;
 INSERT INTO idem_service_policies (service) VALUES (NULL), (NULL), ('bare');
-SELECT idem_breaker_allow('bare'), idem_budget('bare', false);
+SELECT idem_breaker_allow('bare'), idem_budget_allow('bare', false);
 ROLLBACK;
 
 -- the outbox

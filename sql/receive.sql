@@ -95,13 +95,13 @@ SELECT idem_receive('billing', 't2');
 
 -- The policies are those of the route, which is the consumer
 SET pg_idem.ttl = '3h';
-INSERT INTO idem_routes (route, ttl) VALUES ('slow', '7 days');
+INSERT INTO idem_route_policies (route, ttl) VALUES ('slow', '7 days');
 SELECT idem_receive('fast', 's1'), idem_receive('slow', 's1'), idem_receive('slow', 's2', ttl => '1h');
 SELECT route, key, expires_at - created_at AS ttl FROM idempotency_keys WHERE route IN ('fast', 'slow') ORDER BY route, key;
 SELECT idem_receive_batch('slow', ARRAY['s3']);
 SELECT expires_at - created_at AS ttl FROM idempotency_keys WHERE key = 's3';
 RESET pg_idem.ttl;
-TRUNCATE idem_routes;
+TRUNCATE idem_route_policies;
 
 -- Batches: the new ones, each once, where it comes first
 SELECT idem_receive_batch('batch', ARRAY['c', 'a', 'b', 'a', 'c', 'd']);
@@ -253,7 +253,7 @@ SELECT idem_stats_reset();
 SELECT idem_receive('counted', 'a'), idem_receive('counted', 'a'), idem_receive_batch('counted', ARRAY['a', 'b', 'c']);
 SELECT outcome FROM idem_begin('claim', 'counted', NULL);
 SELECT idem_receive('counted', 'claim');
-SELECT started, replayed, in_progress FROM idem_stats WHERE route = 'counted';
+SELECT started, replayed, in_progress FROM idem_stat_routes WHERE route = 'counted';
 
 DROP TABLE work;
 TRUNCATE idempotency_keys;

@@ -1,6 +1,6 @@
 --
 -- ROUTES
--- The policy of a route: each column of idem_routes wins over the setting, an
+-- The policy of a route: each column of idem_route_policies wins over the setting, an
 -- argument wins over both, and a change is seen at once by the session that
 -- made it, undone if it rolls back.  That other sessions see it at its
 -- commit is in test/isolation.
@@ -8,18 +8,18 @@
 
 -- What may be written there
 \set VERBOSITY sqlstate
-INSERT INTO idem_routes (route) VALUES (NULL);
-INSERT INTO idem_routes (route) VALUES ('');
-INSERT INTO idem_routes (route) VALUES (repeat('x', 256));
-INSERT INTO idem_routes (route, ttl) VALUES ('r', '0');
-INSERT INTO idem_routes (route, lease) VALUES ('r', '-1 s');
-INSERT INTO idem_routes (route, wait) VALUES ('r', '-1 s');
-INSERT INTO idem_routes (route, max_attempts) VALUES ('r', 0);
-INSERT INTO idem_routes (route, on_lost_lease) VALUES ('r', 'forget');
-INSERT INTO idem_routes (route, keep) VALUES ('r', 'some');
-INSERT INTO idem_routes (route, response_ttl) VALUES ('r', '0');
-INSERT INTO idem_routes (route, response_ttl) VALUES ('r', '2000 years');
-SELECT count(*) FROM idem_routes;
+INSERT INTO idem_route_policies (route) VALUES (NULL);
+INSERT INTO idem_route_policies (route) VALUES ('');
+INSERT INTO idem_route_policies (route) VALUES (repeat('x', 256));
+INSERT INTO idem_route_policies (route, ttl) VALUES ('r', '0');
+INSERT INTO idem_route_policies (route, lease) VALUES ('r', '-1 s');
+INSERT INTO idem_route_policies (route, wait) VALUES ('r', '-1 s');
+INSERT INTO idem_route_policies (route, max_attempts) VALUES ('r', 0);
+INSERT INTO idem_route_policies (route, on_lost_lease) VALUES ('r', 'forget');
+INSERT INTO idem_route_policies (route, keep) VALUES ('r', 'some');
+INSERT INTO idem_route_policies (route, response_ttl) VALUES ('r', '0');
+INSERT INTO idem_route_policies (route, response_ttl) VALUES ('r', '2000 years');
+SELECT count(*) FROM idem_route_policies;
 \set VERBOSITY default
 
 -- ttl and lease: the row, under the argument, over the setting
@@ -32,7 +32,7 @@ BEGIN ATOMIC
 END;
 SELECT outcome FROM idem_begin('r1', 'setting', NULL);
 SELECT * FROM terms('setting');
-INSERT INTO idem_routes (route, ttl, lease) VALUES ('row', '3h', '4h'), ('nulls', NULL, NULL);
+INSERT INTO idem_route_policies (route, ttl, lease) VALUES ('row', '3h', '4h'), ('nulls', NULL, NULL);
 SELECT outcome FROM idem_begin('r1', 'row', NULL);
 SELECT * FROM terms('row');
 SELECT outcome FROM idem_begin('r1', 'nulls', NULL);
@@ -44,13 +44,13 @@ RESET pg_idem.ttl;
 RESET pg_idem.lease;
 
 -- wait: zero seconds of it here, or this would wait for ever for no one
-UPDATE idem_routes SET wait = '0' WHERE route = 'row';
+UPDATE idem_route_policies SET wait = '0' WHERE route = 'row';
 SET pg_idem.wait = '1d';
 SELECT outcome FROM idem_begin('r1', 'row', NULL);
 RESET pg_idem.wait;
 
 -- keep, looked up by the route of the claim, not of the call
-INSERT INTO idem_routes (route, keep) VALUES ('all', 'all'), ('success', 'success'), ('final', 'final');
+INSERT INTO idem_route_policies (route, keep) VALUES ('all', 'all'), ('success', 'success'), ('final', 'final');
 SET pg_idem.keep = 'success';
 CREATE FUNCTION kept(route text, status int) RETURNS idem_state
 LANGUAGE plpgsql AS $$
@@ -66,8 +66,8 @@ FROM unnest(ARRAY['all', 'success', 'final', 'setting']) r, unnest(ARRAY[201, 40
 RESET pg_idem.keep;
 
 -- max_attempts and on_lost_lease
-INSERT INTO idem_routes (route, max_attempts) VALUES ('twice', 2);
-INSERT INTO idem_routes (route, on_lost_lease) VALUES ('hold', 'hold'), ('resume', 'resume');
+INSERT INTO idem_route_policies (route, max_attempts) VALUES ('twice', 2);
+INSERT INTO idem_route_policies (route, on_lost_lease) VALUES ('hold', 'hold'), ('resume', 'resume');
 CREATE FUNCTION lose_lease() RETURNS void
 BEGIN ATOMIC
 	UPDATE idempotency_keys SET lease_until = '2000-01-01' WHERE state = 'in_progress';
@@ -98,7 +98,7 @@ COMMIT;
 SELECT proceed, outcome, status, response, attempt FROM idem_begin('f', 'twice', NULL);
 
 -- response_ttl: the result goes before the key does
-INSERT INTO idem_routes (route, response_ttl) VALUES ('brief', '1h');
+INSERT INTO idem_route_policies (route, response_ttl) VALUES ('brief', '1h');
 BEGIN;
 SELECT outcome FROM idem_begin('d', 'brief', '\x01');
 SELECT idem_finish('d', '"card data"', 201, '{"Location": "/d"}', '\x00');
@@ -129,15 +129,15 @@ SELECT route FROM idempotency_keys ORDER BY route;
 -- A change is seen within its transaction, and forgotten with it
 DELETE FROM idempotency_keys;
 BEGIN;
-UPDATE idem_routes SET on_lost_lease = 'resume' WHERE route = 'hold';
+UPDATE idem_route_policies SET on_lost_lease = 'resume' WHERE route = 'hold';
 SELECT outcome FROM idem_begin('t', 'hold', NULL);
 COMMIT;
 UPDATE idempotency_keys SET lease_until = '2000-01-01';
 BEGIN;
-UPDATE idem_routes SET on_lost_lease = 'hold' WHERE route = 'hold';
+UPDATE idem_route_policies SET on_lost_lease = 'hold' WHERE route = 'hold';
 SELECT outcome FROM idem_begin('t', 'hold', NULL);
 SAVEPOINT s;
-TRUNCATE idem_routes;
+TRUNCATE idem_route_policies;
 SELECT outcome FROM idem_begin('t', 'hold', NULL);
 ROLLBACK TO s;
 SELECT outcome FROM idem_begin('t', 'hold', NULL);
@@ -147,14 +147,14 @@ SELECT outcome FROM idem_begin('t', 'hold', NULL);
 -- While nothing changes, no call reads the table
 BEGIN;
 SELECT outcome FROM idem_begin('warm', 'hold', NULL);
-SELECT pg_stat_get_xact_numscans('idem_routes'::regclass) AS scans \gset
+SELECT pg_stat_get_xact_numscans('idem_route_policies'::regclass) AS scans \gset
 SELECT count(*) FROM generate_series(1, 10) i, LATERAL idem_begin('warm' || i, 'r' || i, NULL);
 SELECT idem_finish('warm', NULL);
-SELECT pg_stat_get_xact_numscans('idem_routes'::regclass) - :scans AS scans;
+SELECT pg_stat_get_xact_numscans('idem_route_policies'::regclass) - :scans AS scans;
 ROLLBACK;
 
 -- Only the trigger manager calls the trigger's function
-SELECT idem_policy_changed();
+SELECT _idem_policy_changed();
 
-TRUNCATE idem_routes, idempotency_keys;
+TRUNCATE idem_route_policies, idempotency_keys;
 DROP FUNCTION terms, kept, lose_lease;

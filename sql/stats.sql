@@ -1,11 +1,11 @@
 --
 -- STATS
--- What idem_stats counts, the run times of a route, idem_hedge_after.
+-- What idem_stat_routes counts, the run times of a route, idem_hedge_after.
 --
 SELECT idem_stats_reset();
 CREATE FUNCTION counts(name text) RETURNS TABLE (counts jsonb) LANGUAGE sql AS $$
 	SELECT jsonb_strip_nulls(jsonb_object_agg(key, nullif(value, '0')))
-	FROM idem_stats s, jsonb_each(to_jsonb(s) - '{since,run_time_p50,run_time_p95,run_time_p99}'::text[])
+	FROM idem_stat_routes s, jsonb_each(to_jsonb(s) - '{since,run_time_p50,run_time_p95,run_time_p99}'::text[])
 	WHERE route = name
 $$;
 
@@ -20,7 +20,7 @@ SELECT idem_finish('k', '1', attempt => 1);
 SELECT outcome FROM idem_begin('k', 'stats', '\x01');
 SELECT outcome FROM idem_begin('lost', 'stats', NULL, lease => '1 us');
 SELECT outcome FROM idem_begin('lost', 'stats', NULL, lease => '1 us');
-SELECT key, attempt FROM idem_resume(1, 'stats', '1 us');
+SELECT key, attempt FROM idem_resume(1, 'stats', lease => '1 us');
 SET pg_idem.on_lost_lease = hold;
 SELECT outcome FROM idem_begin('lost', 'stats', NULL);
 RESET pg_idem.on_lost_lease;
@@ -36,7 +36,7 @@ SELECT * FROM counts('stats');
 -- reading counts nothing, and makes no entry
 SELECT outcome IS NULL AS nothing FROM idem_lookup('k', 'unseen') l, (SELECT NULL) o (outcome);
 SELECT idem_hedge_after('unseen');
-SELECT count(*) FROM idem_stats WHERE route = 'unseen';
+SELECT count(*) FROM idem_stat_routes WHERE route = 'unseen';
 -- what is rolled back was counted all the same
 BEGIN;
 SELECT outcome FROM idem_begin('k', 'rolled back', NULL);
@@ -68,7 +68,7 @@ SELECT idem_hedge_after('times') = idem_hedge_after('times', 0.95) AS default_is
 SELECT idem_hedge_after('times', 0.96) AS "one in 25 of 20";
 SELECT abs(error(run_time_p50, '10 h')) < 1 / 32.0 AS p50, abs(error(run_time_p95, '19 h')) < 1 / 32.0 AS p95,
 	run_time_p99
-FROM idem_stats WHERE route = 'times';
+FROM idem_stat_routes WHERE route = 'times';
 -- all magnitudes, each within the error
 DO $$
 DECLARE
@@ -121,15 +121,15 @@ BEGIN
 	FOR try IN 1..20 LOOP
 		began := clock_timestamp();
 		PERFORM idem_begin('reset ' || try, 'times', NULL);
-		PERFORM idem_breaker_record('reset ' || try, false), idem_budget('reset ' || try, false);
-		SELECT window_requests > 0 INTO requests FROM idem_stats WHERE route = 'times';
+		PERFORM idem_breaker_record('reset ' || try, false), idem_budget_allow('reset ' || try, false);
+		SELECT window_requests > 0 INTO requests FROM idem_stat_routes WHERE route = 'times';
 		PERFORM idem_stats_reset();
 		SELECT bool_and(completed + started = 0 AND run_time_p50 IS NULL AND since >= began),
 			bool_or(window_requests > 0)
-		INTO reset, budgets FROM idem_stats;
+		INTO reset, budgets FROM idem_stat_routes;
 		SELECT s.breaker, window_calls, window_failed, s.calls_failed, window_requests
 		INTO reset_stats.breaker, breaker_calls, breaker_failed, reset_stats.calls_failed, service_requests
-		FROM idem_services s WHERE service = 'reset ' || try;
+		FROM idem_stat_services s WHERE service = 'reset ' || try;
 		IF clock_timestamp() < began + interval '10 s' THEN
 			RETURN NEXT;
 			RETURN;

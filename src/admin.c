@@ -43,7 +43,7 @@ PG_FUNCTION_INFO_V1(idem_revoke);
 /* What an application calls; PUBLIC may call the pure helpers anyway */
 static const char *const application_functions[] = {
 	"idem_begin", "idem_breaker_allow", "idem_breaker_record",
-	"idem_breaker_retry_after", "idem_budget", "idem_call", "idem_checkpoint",
+	"idem_breaker_retry_after", "idem_budget_allow", "idem_call", "idem_checkpoint",
 	"idem_child_key", "idem_finish", "idem_hedge_after", "idem_lookup",
 	"idem_outbox_done", "idem_outbox_fail", "idem_outbox_take",
 	"idem_publish", "idem_receive", "idem_receive_batch", "idem_release",
@@ -51,7 +51,7 @@ static const char *const application_functions[] = {
 };
 
 static const char *const application_types[] = {
-	"idempotency_key", "idem_claim", "idem_state"
+	"idempotency_key", "idem_claim", "idem_result", "idem_state"
 };
 
 static void

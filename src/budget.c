@@ -26,7 +26,7 @@
 
 #include "common/pg_prng.h"
 
-PG_FUNCTION_INFO_V1(idem_budget);
+PG_FUNCTION_INFO_V1(idem_budget_allow);
 
 #define WINDOW_SECS		10
 #define SLOT_USECS		(USECS_PER_SEC / 2)
@@ -157,10 +157,10 @@ idem_route_refund_retry(const text *route)
  */
 
 /*
- * idem_budget(service, is_retry) returns bool
+ * idem_budget_allow(service, is_retry) returns bool
  */
 Datum
-idem_budget(PG_FUNCTION_ARGS)
+idem_budget_allow(PG_FUNCTION_ARGS)
 {
 	text	   *name = idem_arg_name(fcinfo, 0, "service");
 	IdemServicePolicy policy;

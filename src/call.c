@@ -3,9 +3,10 @@
  * call.c
  *	  idem_call: claim, work and finish in one call.
  *
- * The work is a function of the caller's, work(request jsonb) returning
- * jsonb, called with the caller's rights.  An error in it fails the
- * statement, and so leaves no claim.
+ * The work is a function of the caller's, work(request jsonb), called with the
+ * caller's rights.  It returns the JSON of the answer or, where status 200 and
+ * JSON are not enough, an idem_result.  An error in it fails the statement, and
+ * so leaves no claim.
  *
  * Copyright (c) 2026, pg_idem contributors
  *
@@ -16,6 +17,7 @@
 #include "access/htup_details.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
+#include "executor/executor.h"
 #include "funcapi.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
@@ -27,152 +29,152 @@
 
 PG_FUNCTION_INFO_V1(idem_call);
 
-/* Arguments of idem_begin and idem_finish */
-#define BEGIN_NARGS		9
-#define FINISH_NARGS	10
-
-/* Check that work is a function jsonb -> jsonb which the caller may call. */
-static void
-check_work(Oid work)
+/* A function that does the work */
+typedef struct Work
 {
-	HeapTuple	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(work));
+	Oid			function;
+	bool		returns_result; /* idem_result, not jsonb */
+} Work;
+
+/* Check that the work is a function that fits, and that the caller may call it */
+static void
+check_work(Work *work)
+{
+	HeapTuple	tuple = SearchSysCache1(PROCOID,
+										ObjectIdGetDatum(work->function));
 	Form_pg_proc proc;
 
 	if (!HeapTupleIsValid(tuple))
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_FUNCTION),
-				 errmsg("function with OID %u does not exist", work)));
+				 errmsg("function with OID %u does not exist",
+						work->function)));
 	proc = (Form_pg_proc) GETSTRUCT(tuple);
+	work->returns_result = (proc->prorettype == idem_catalog()->result_type);
 	if (proc->prokind != PROKIND_FUNCTION || proc->proretset ||
 		proc->pronargs != 1 || proc->proargtypes.values[0] != JSONBOID ||
-		proc->prorettype != JSONBOID)
+		(proc->prorettype != JSONBOID && !work->returns_result))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_FUNCTION_DEFINITION),
 				 errmsg("function %s cannot be called by idem_call()",
-						format_procedure(work)),
-				 errdetail("The work must be a function of one jsonb argument that returns jsonb.")));
+						format_procedure(work->function)),
+				 errdetail("The work must be a function of one jsonb argument that returns jsonb or idem_result.")));
 	ReleaseSysCache(tuple);
 
-	if (!idem_has_execute(work, GetUserId()))
-		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_FUNCTION, get_func_name(work));
+	if (!idem_has_execute(work->function, GetUserId()))
+		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_FUNCTION,
+					   get_func_name(work->function));
 }
 
-/* Call the work.  False if it returned NULL. */
-static bool
-do_work(Oid work, FunctionCallInfo caller, Datum *response)
+/* Take an idem_result apart.  A NULL status is that of the call. */
+static void
+unpack_result(HeapTupleHeader row, IdemResult *result)
+{
+	Datum		value;
+	bool		isnull;
+
+	value = GetAttributeByNum(row, Anum_result_status, &isnull);
+	if (!isnull)
+		result->status = idem_check_status(DatumGetInt32(value));
+	value = GetAttributeByNum(row, Anum_result_headers, &isnull);
+	if (!isnull)
+		result->headers = idem_headers_to_keep(DatumGetJsonbP(value));
+	value = GetAttributeByNum(row, Anum_result_response, &isnull);
+	if (!isnull)
+		result->response = DatumGetJsonbP(value);
+	value = GetAttributeByNum(row, Anum_result_body, &isnull);
+	if (!isnull)
+		result->body = DatumGetByteaPP(value);
+}
+
+/* Do the work.  The result has the call's status, and nothing else, so far. */
+static void
+do_work(const Work *work, NullableDatum request, IdemResult *result)
 {
 	LOCAL_FCINFO(fcinfo, 1);
 	FmgrInfo	flinfo;
+	Datum		value;
 
-	fmgr_info(work, &flinfo);
+	fmgr_info(work->function, &flinfo);
 	InitFunctionCallInfoData(*fcinfo, &flinfo, 1, InvalidOid, NULL, NULL);
-	fcinfo->args[0] = caller->args[2];
-	if (flinfo.fn_strict && fcinfo->args[0].isnull)
-		return false;
-	*response = FunctionCallInvoke(fcinfo);
-	return !fcinfo->isnull;
+	fcinfo->args[0] = request;
+	if (flinfo.fn_strict && request.isnull)
+		return;
+	value = FunctionCallInvoke(fcinfo);
+	if (fcinfo->isnull)
+		return;
+	if (work->returns_result)
+		unpack_result(DatumGetHeapTupleHeader(value), result);
+	else
+		result->response = DatumGetJsonbP(value);
 }
 
+/* Put a result into the columns of an idem_claim, which never says to proceed. */
 static void
-set_arg(FunctionCallInfo fcinfo, int argno, Datum value, bool isnull)
+tell_result(const IdemResult *result, Datum *values, bool *isnull)
 {
-	fcinfo->args[argno].value = value;
-	fcinfo->args[argno].isnull = isnull;
-}
-
-/* idem_begin with the caller's arguments; the claim's columns come back. */
-static void
-begin_claim(FunctionCallInfo caller, TupleDesc desc, Datum *values,
-			bool *isnull)
-{
-	LOCAL_FCINFO(fcinfo, BEGIN_NARGS);
-	Datum		hash = (Datum) 0;
-	HeapTupleData tuple;
-	HeapTupleHeader header;
-
-	if (!caller->args[2].isnull)
-		hash = DirectFunctionCall1(idem_hash_jsonb, caller->args[2].value);
-
-	InitFunctionCallInfoData(*fcinfo, NULL, BEGIN_NARGS, InvalidOid, NULL,
-							 NULL);
-	fcinfo->args[0] = caller->args[0];
-	fcinfo->args[1] = caller->args[1];
-	set_arg(fcinfo, 2, hash, caller->args[2].isnull);
-	for (int i = 3; i < BEGIN_NARGS; i++)
-		fcinfo->args[i] = caller->args[i + 1];	/* behind the work */
-
-	header = DatumGetHeapTupleHeader(idem_begin(fcinfo));
-	tuple.t_len = HeapTupleHeaderGetDatumLength(header);
-	ItemPointerSetInvalid(&tuple.t_self);
-	tuple.t_tableOid = InvalidOid;
-	tuple.t_data = header;
-	heap_deform_tuple(&tuple, desc, values, isnull);
-}
-
-/* idem_finish of the claim that begin_claim has made */
-static void
-finish_claim(FunctionCallInfo caller, Datum response, bool response_isnull,
-			 Datum attempt)
-{
-	LOCAL_FCINFO(fcinfo, FINISH_NARGS);
-
-	InitFunctionCallInfoData(*fcinfo, NULL, FINISH_NARGS, InvalidOid, NULL,
-							 NULL);
-	fcinfo->args[0] = caller->args[0];
-	set_arg(fcinfo, 1, response, response_isnull);
-	set_arg(fcinfo, 2, Int32GetDatum(200), false);
-	set_arg(fcinfo, 3, (Datum) 0, true);	/* headers */
-	set_arg(fcinfo, 4, (Datum) 0, true);	/* body */
-	fcinfo->args[5] = caller->args[1];	/* route */
-	fcinfo->args[6] = caller->args[4];	/* tenant */
-	set_arg(fcinfo, 7, attempt, false);
-	set_arg(fcinfo, 8, (Datum) 0, true);	/* ttl */
-	fcinfo->args[9] = caller->args[9];	/* store */
-	(void) idem_finish(fcinfo);
+	values[Anum_claim_proceed - 1] = BoolGetDatum(false);
+	values[Anum_claim_status - 1] = Int32GetDatum(result->status);
+	isnull[Anum_claim_status - 1] = false;
+	values[Anum_claim_headers - 1] = PointerGetDatum(result->headers);
+	isnull[Anum_claim_headers - 1] = (result->headers == NULL);
+	values[Anum_claim_response - 1] = PointerGetDatum(result->response);
+	isnull[Anum_claim_response - 1] = (result->response == NULL);
+	values[Anum_claim_body - 1] = PointerGetDatum(result->body);
+	isnull[Anum_claim_body - 1] = (result->body == NULL);
 }
 
 /*
- * idem_call(key, route, request, work, tenant, wait, ttl, lease, first_sent,
- *			 store) returns idem_claim
+ * idem_call(key, route, request, work, status, tenant, ttl, lease, wait,
+ *			 first_sent, store) returns idem_claim
  *
- * The claim carries the result either way, and never says to proceed.
+ * The claim carries the result either way.
  */
 Datum
 idem_call(PG_FUNCTION_ARGS)
 {
+	IdemClaimRequest req;
+	IdemClaimRef ref;
+	IdemResult	result = {0};
+	IdemResult	stored;
+	Work		work;
 	TupleDesc	desc;
+	HeapTupleData claim;
 	Datum		values[Natts_claim];
 	bool		isnull[Natts_claim];
-	Datum		response = (Datum) 0;
-	Datum		result;
 
+	PreventCommandIfReadOnly("idem_call()");
 	if (PG_ARGISNULL(3))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("work must not be null")));
-	check_work(PG_GETARG_OID(3));
+	work.function = PG_GETARG_OID(3);
+	check_work(&work);
+	result.status = idem_arg_status(fcinfo, 4);
+	idem_arg_claim(fcinfo, 5, &req);
+	req.hash = PG_ARGISNULL(2) ? NULL :
+		idem_hash_of_jsonb(PG_GETARG_JSONB_P(2));
 
+	claim.t_data = DatumGetHeapTupleHeader(idem_claim_key(&req));
+	claim.t_len = HeapTupleHeaderGetDatumLength(claim.t_data);
+	ItemPointerSetInvalid(&claim.t_self);
+	claim.t_tableOid = InvalidOid;
 	desc = lookup_rowtype_tupdesc_copy(idem_catalog()->claim_type, -1);
-	begin_claim(fcinfo, desc, values, isnull);
+	heap_deform_tuple(&claim, desc, values, isnull);
+	if (!DatumGetBool(values[Anum_claim_proceed - 1]))
+		PG_RETURN_HEAPTUPLEHEADER(claim.t_data);
 
-	if (DatumGetBool(values[Anum_claim_proceed - 1]))
-	{
-		bool		has_response;
+	/* it may have been dropped, or taken away, while we waited */
+	AcceptInvalidationMessages();
+	check_work(&work);
+	do_work(&work, fcinfo->args[2], &result);
 
-		/* it may have been dropped, or taken away, while we waited */
-		AcceptInvalidationMessages();
-		check_work(PG_GETARG_OID(3));
-		has_response = do_work(PG_GETARG_OID(3), fcinfo, &response);
+	ref.key = req.key;
+	ref.has_attempt = true;
+	ref.attempt = DatumGetInt32(values[Anum_claim_attempt - 1]);
+	stored = result;
+	idem_finish_claim(&ref, &stored, NULL, req.store);
 
-		finish_claim(fcinfo, response, !has_response,
-					 values[Anum_claim_attempt - 1]);
-		values[Anum_claim_proceed - 1] = BoolGetDatum(false);
-		values[Anum_claim_status - 1] = Int32GetDatum(200);
-		isnull[Anum_claim_status - 1] = false;
-		values[Anum_claim_response - 1] = response;
-		isnull[Anum_claim_response - 1] = !has_response;
-	}
-
-	result = HeapTupleGetDatum(heap_form_tuple(desc, values, isnull));
-	PG_RETURN_DATUM(result);
+	tell_result(&result, values, isnull);
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(desc, values, isnull)));
 }

@@ -51,13 +51,14 @@ static bool catalog_valid = false;
 /* hash values of the types' syscache entries, to tell that one has changed */
 static uint32 key_type_hash;
 static uint32 claim_type_hash;
+static uint32 result_type_hash;
 static uint32 state_type_hash;
 
 static const char *const state_label[IDEM_NSTATES] = {
 	"in_progress", "completed", "failed"
 };
 
-/* what this .so expects of the two composite types */
+/* what this .so expects of the composite types */
 static const Oid key_column_type[Natts_key] = {
 	TEXTOID, TEXTOID, TEXTOID, BYTEAOID, INT4OID, TIMESTAMPTZOID,
 	TIMESTAMPTZOID, InvalidOid /* idem_state */ , TIMESTAMPTZOID, TEXTOID,
@@ -67,6 +68,9 @@ static const Oid claim_column_type[Natts_claim] = {
 	BOOLOID, TEXTOID, INT4OID, JSONBOID, JSONBOID, BYTEAOID, INT4OID,
 	TEXTOID, JSONBOID, INTERVALOID, TIMESTAMPTZOID
 };
+static const Oid result_column_type[Natts_result] = {
+	INT4OID, JSONBOID, JSONBOID, BYTEAOID
+};
 
 void
 idem_catalog_type_changed(uint32 hashvalue)
@@ -74,6 +78,7 @@ idem_catalog_type_changed(uint32 hashvalue)
 	if (hashvalue == 0 ||
 		hashvalue == key_type_hash ||
 		hashvalue == claim_type_hash ||
+		hashvalue == result_type_hash ||
 		hashvalue == state_type_hash)
 		catalog_valid = false;
 }
@@ -190,6 +195,8 @@ find_types(IdemCatalog *found)
 			found->key_type = type;
 		else if (strcmp(name, "idem_claim") == 0)
 			found->claim_type = type;
+		else if (strcmp(name, "idem_result") == 0)
+			found->result_type = type;
 		else if (strcmp(name, "idem_state") == 0)
 			found->state_type = type;
 		ReleaseSysCache(tuple);
@@ -223,7 +230,7 @@ find_tables(IdemCatalog *found)
 
 		if (typed_table_of(relid) == found->key_type)
 			found->default_store = relid;
-		else if (name != NULL && strcmp(name, "idem_routes") == 0)
+		else if (name != NULL && strcmp(name, "idem_route_policies") == 0)
 			found->routes = relid;
 		else if (name != NULL && strcmp(name, "idem_service_policies") == 0)
 			found->service_policies = relid;
@@ -249,7 +256,7 @@ load_catalog(void)
 		return false;
 	find_types(&found);
 	if (!OidIsValid(found.key_type) || !OidIsValid(found.claim_type) ||
-		!OidIsValid(found.state_type))
+		!OidIsValid(found.result_type) || !OidIsValid(found.state_type))
 		return false;
 	find_tables(&found);
 	if (!OidIsValid(found.routes))
@@ -258,6 +265,8 @@ load_catalog(void)
 	if (!check_columns(found.key_type, key_column_type, Natts_key,
 					   found.state_type) ||
 		!check_columns(found.claim_type, claim_column_type, Natts_claim,
+					   found.state_type) ||
+		!check_columns(found.result_type, result_column_type, Natts_result,
 					   found.state_type))
 	{
 		/* dropped while we waited; perhaps created anew by then */
@@ -272,6 +281,8 @@ load_catalog(void)
 										  ObjectIdGetDatum(found.key_type));
 	claim_type_hash = GetSysCacheHashValue1(TYPEOID,
 											ObjectIdGetDatum(found.claim_type));
+	result_type_hash = GetSysCacheHashValue1(TYPEOID,
+											 ObjectIdGetDatum(found.result_type));
 	state_type_hash = GetSysCacheHashValue1(TYPEOID,
 											ObjectIdGetDatum(found.state_type));
 

@@ -63,21 +63,6 @@ static const char *const outcome_name[] = {
 StaticAssertDecl(lengthof(outcome_name) == IDEM_NOUTCOMES,
 				 "every outcome needs a name");
 
-/* What idem_begin was called with */
-typedef struct Request
-{
-	IdemKey		key;
-	bytea	   *hash;			/* NULL: this caller takes no fingerprints */
-	IdemPolicy	policy;			/* of the route, under the arguments */
-	bool		has_first_sent;
-	TimestampTz first_sent;
-
-	/* by the clock of the current look at the key */
-	TimestampTz now;
-	TimestampTz lease_until;
-	TimestampTz expires_at;
-} Request;
-
 /* What it has decided to do ... */
 typedef enum Action
 {
@@ -108,7 +93,7 @@ typedef struct Answer
  * equals only another missing one.
  */
 static bool
-hash_differs(const Request *req, TupleTableSlot *row)
+hash_differs(const IdemClaimRequest *req, TupleTableSlot *row)
 {
 	bytea	   *stored;
 	bool		differs;
@@ -153,14 +138,14 @@ take_over(Answer *ans)
 }
 
 static inline bool
-row_attempts_are_used_up(const Request *req, TupleTableSlot *row)
+row_attempts_are_used_up(const IdemClaimRequest *req, TupleTableSlot *row)
 {
 	return idem_row_attempt(row) >= req->policy.max_attempts;
 }
 
 /* A result is told again, unless it is no longer there. */
 static Action
-replay(const Request *req, Answer *ans, TupleTableSlot *row)
+replay(const IdemClaimRequest *req, Answer *ans, TupleTableSlot *row)
 {
 	if (idem_result_is_over(&req->policy, row, req->now))
 		return answer(ans, IDEM_EXPIRED, 410);
@@ -173,7 +158,7 @@ replay(const Request *req, Answer *ans, TupleTableSlot *row)
  * the policy for lost leases does not hold for it.
  */
 static Action
-decide_in_progress(const Request *req, Answer *ans, TupleTableSlot *row)
+decide_in_progress(const IdemClaimRequest *req, Answer *ans, TupleTableSlot *row)
 {
 	TimestampTz lease_until = idem_row_lease_until(row);
 
@@ -193,7 +178,7 @@ decide_in_progress(const Request *req, Answer *ans, TupleTableSlot *row)
  * nothing is stored proves nothing.
  */
 static bool
-was_sent_too_long_ago(const Request *req)
+was_sent_too_long_ago(const IdemClaimRequest *req)
 {
 	if (!req->has_first_sent || req->first_sent >= req->now)
 		return false;
@@ -207,7 +192,7 @@ was_sent_too_long_ago(const Request *req)
  * except when nothing was seen; the order of the tests is the contract.
  */
 static Action
-decide(const Request *req, IdemSighting seen, TupleTableSlot *row,
+decide(const IdemClaimRequest *req, IdemSighting seen, TupleTableSlot *row,
 	   Answer *ans)
 {
 	TimestampTz now = req->now;
@@ -286,7 +271,7 @@ decide(const Request *req, IdemSighting seen, TupleTableSlot *row,
 
 /* The first row of a key, or of its next life */
 static void
-new_claim(IdemStore *store, const Request *req)
+new_claim(IdemStore *store, const IdemClaimRequest *req)
 {
 	TupleTableSlot *next = idem_store_new_version(store, false);
 
@@ -310,7 +295,7 @@ new_claim(IdemStore *store, const Request *req)
  * claim has now was counted.
  */
 static void
-next_attempt(IdemStore *store, const Request *req)
+next_attempt(IdemStore *store, const IdemClaimRequest *req)
 {
 	TupleTableSlot *next = idem_store_new_version(store, true);
 
@@ -335,7 +320,7 @@ next_attempt(IdemStore *store, const Request *req)
  * not to be had; what an error spends is spent.
  */
 static bool
-take_row(IdemStore *store, const Request *req, Action action, Answer *ans)
+take_row(IdemStore *store, const IdemClaimRequest *req, Action action, Answer *ans)
 {
 	IdemLocked	locked;
 
@@ -373,7 +358,7 @@ take_row(IdemStore *store, const Request *req, Action action, Answer *ans)
  * caller must look again.
  */
 static bool
-act(IdemStore *store, const Request *req, Action action, Answer *ans)
+act(IdemStore *store, const IdemClaimRequest *req, Action action, Answer *ans)
 {
 	switch (action)
 	{
@@ -477,7 +462,7 @@ form_claim(const Answer *ans, TupleTableSlot *row)
  * Look, decide and act until something holds.  Returns the idem_claim.
  */
 static Datum
-claim(IdemStore *store, Request *req)
+claim(IdemStore *store, IdemClaimRequest *req)
 {
 	TimestampTz deadline = 0;
 	int			wait_msecs = 1;
@@ -523,33 +508,53 @@ claim(IdemStore *store, Request *req)
 }
 
 /*
- * idem_begin(key, route, hash, tenant, wait, ttl, lease, first_sent, store)
+ * Claim a key, or find out what its claim has come to.  Returns the idem_claim.
+ */
+Datum
+idem_claim_key(IdemClaimRequest *req)
+{
+	IdemStore	store;
+	Datum		result;
+
+	idem_store_open(&store, req->store, RowExclusiveLock);
+	result = claim(&store, req);
+	idem_store_close(&store);
+	return result;
+}
+
+/*
+ * The arguments of a claim but for the fingerprint: key, route, and from argno
+ * on tenant, ttl, lease, wait, first_sent, store
+ */
+void
+idem_arg_claim(FunctionCallInfo fcinfo, int argno, IdemClaimRequest *req)
+{
+	req->key.key = idem_arg_name(fcinfo, 0, "key");
+	req->key.route = idem_arg_name(fcinfo, 1, "route");
+	req->key.tenant = idem_arg_tenant(fcinfo, argno);
+	idem_policy_of_route(req->key.route, &req->policy);
+	idem_arg_interval(fcinfo, argno + 1, &req->policy.ttl);
+	idem_arg_interval(fcinfo, argno + 2, &req->policy.lease);
+	idem_arg_interval(fcinfo, argno + 3, &req->policy.wait);
+	req->has_first_sent = !PG_ARGISNULL(argno + 4);
+	req->first_sent = req->has_first_sent ?
+		PG_GETARG_TIMESTAMPTZ(argno + 4) : 0;
+	req->store = idem_arg_store(fcinfo, argno + 5);
+}
+
+/*
+ * idem_begin(key, route, hash, tenant, ttl, lease, wait, first_sent, store)
  *		returns idem_claim
  */
 Datum
 idem_begin(PG_FUNCTION_ARGS)
 {
-	IdemStore	store;
-	Request		req;
-	Datum		result;
+	IdemClaimRequest req;
 
 	PreventCommandIfReadOnly("idem_begin()");
-
-	req.key.key = idem_arg_name(fcinfo, 0, "key");
-	req.key.route = idem_arg_name(fcinfo, 1, "route");
+	idem_arg_claim(fcinfo, 3, &req);
 	req.hash = idem_arg_hash(fcinfo, 2);
-	req.key.tenant = idem_arg_tenant(fcinfo, 3);
-	idem_policy_of_route(req.key.route, &req.policy);
-	idem_arg_interval(fcinfo, 4, &req.policy.wait);
-	idem_arg_interval(fcinfo, 5, &req.policy.ttl);
-	idem_arg_interval(fcinfo, 6, &req.policy.lease);
-	req.has_first_sent = !PG_ARGISNULL(7);
-	req.first_sent = req.has_first_sent ? PG_GETARG_TIMESTAMPTZ(7) : 0;
-
-	idem_store_open(&store, idem_arg_store(fcinfo, 8), RowExclusiveLock);
-	result = claim(&store, &req);
-	idem_store_close(&store);
-	PG_RETURN_DATUM(result);
+	PG_RETURN_DATUM(idem_claim_key(&req));
 }
 
 /* ----------------------------------------------------------------

@@ -161,14 +161,14 @@ expired_condition(void)
 static Datum
 exceptional_routes(void)
 {
-	List	   *routes = idem_route_policies();
+	List	   *routes = idem_policies_of_routes();
 	Datum	   *names = palloc((list_length(routes) + 1) * sizeof(Datum));
 	int			n = 0;
 	ListCell   *lc;
 
 	foreach(lc, routes)
 	{
-		IdemRoutePolicy *route = lfirst(lc);
+		IdemPolicyOfRoute *route = lfirst(lc);
 
 		if ((int) route->policy.on_lost_lease != idem_on_lost_lease)
 			names[n++] = PointerGetDatum(route->route);
@@ -572,7 +572,7 @@ idem_remove_keys(IdemSweep *sweep, Relation rel, const char *name)
 bool
 idem_drop_results(IdemSweep *sweep, Relation rel, const char *name)
 {
-	List	   *routes = idem_route_policies();
+	List	   *routes = idem_policies_of_routes();
 	Datum	   *names = palloc((list_length(routes) + 1) * sizeof(Datum));
 	Datum	   *ttls = palloc((list_length(routes) + 1) * sizeof(Datum));
 	Oid			types[5] = {TIMESTAMPTZOID, TIDOID, TIDOID, TEXTARRAYOID,
@@ -588,7 +588,7 @@ idem_drop_results(IdemSweep *sweep, Relation rel, const char *name)
 
 	foreach(lc, routes)
 	{
-		IdemRoutePolicy *route = lfirst(lc);
+		IdemPolicyOfRoute *route = lfirst(lc);
 
 		if (!route->policy.has_response_ttl)
 			continue;

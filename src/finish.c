@@ -44,6 +44,21 @@ count_stale(IdemStore *store)
 	idem_count(row_route(store), IDEM_COUNT_STALE);
 }
 
+/*
+ * The claim that a caller names: by key, and from argno on by route, tenant and
+ * attempt
+ */
+void
+idem_arg_claim_ref(FunctionCallInfo fcinfo, int argno, IdemClaimRef *ref)
+{
+	ref->key.key = idem_arg_name(fcinfo, 0, "key");
+	ref->key.route = PG_ARGISNULL(argno) ? NULL :
+		idem_arg_name(fcinfo, argno, "route");
+	ref->key.tenant = idem_arg_tenant(fcinfo, argno + 1);
+	ref->has_attempt = !PG_ARGISNULL(argno + 2);
+	ref->attempt = ref->has_attempt ? PG_GETARG_INT32(argno + 2) : 0;
+}
+
 /* The fence: the caller's attempt, if given, must be the row's. */
 static void
 check_attempt(IdemStore *store, const IdemClaimRef *ref)
@@ -225,15 +240,6 @@ idem_find_and_lock_claim(IdemStore *store, const IdemClaimRef *ref)
 	}
 }
 
-/* What idem_finish stores */
-typedef struct StoredResult
-{
-	int			status;
-	Jsonb	   *headers;
-	Jsonb	   *response;
-	bytea	   *body;
-} StoredResult;
-
 /*
  * When a key that is being finished expires.  Retention counts from the
  * finish.  A key created a moment ago in this same transaction keeps the time
@@ -271,7 +277,7 @@ retention_end(IdemStore *store, TimestampTz now, const Interval *ttl)
 
 /* Store a result that does not fit without its content. */
 static void
-drop_large_result(StoredResult *result, const IdemKey *key)
+drop_large_result(IdemResult *result, const IdemKey *key)
 {
 	ereport(WARNING,
 			(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
@@ -284,12 +290,11 @@ drop_large_result(StoredResult *result, const IdemKey *key)
 }
 
 static void
-finish(IdemStore *store, const IdemKey *key, StoredResult *result,
+finish(IdemStore *store, const IdemKey *key, IdemResult *result,
 	   const Interval *ttl)
 {
 	TimestampTz now = GetCurrentTimestamp();
-	bool		fits = idem_result_fits(result->headers, result->response,
-										result->body);
+	bool		fits = idem_result_fits(result);
 	text	   *route = row_route(store);
 	TupleTableSlot *next;
 	IdemPolicy	policy;
@@ -323,35 +328,42 @@ finish(IdemStore *store, const IdemKey *key, StoredResult *result,
 }
 
 /*
+ * Store the result of a claim.  ttl is NULL where the key keeps its own.
+ */
+void
+idem_finish_claim(const IdemClaimRef *ref, IdemResult *result,
+				  const Interval *ttl, Oid storeid)
+{
+	IdemStore	store;
+
+	idem_store_open(&store, storeid, RowExclusiveLock);
+	idem_find_and_lock_claim(&store, ref);
+	finish(&store, &ref->key, result, ttl);
+	idem_store_close(&store);
+}
+
+/*
  * idem_finish(key, response, status, headers, body, route, tenant, attempt,
  *			   ttl, store) returns void
  */
 Datum
 idem_finish(PG_FUNCTION_ARGS)
 {
-	IdemStore	store;
 	IdemClaimRef ref;
-	StoredResult result;
+	IdemResult	result;
 	Interval	ttl;
 
 	PreventCommandIfReadOnly("idem_finish()");
 
-	ref.key.key = idem_arg_name(fcinfo, 0, "key");
+	idem_arg_claim_ref(fcinfo, 5, &ref);
 	result.response = PG_ARGISNULL(1) ? NULL : PG_GETARG_JSONB_P(1);
 	result.status = idem_arg_status(fcinfo, 2);
 	result.headers = PG_ARGISNULL(3) ? NULL :
 		idem_headers_to_keep(PG_GETARG_JSONB_P(3));
 	result.body = PG_ARGISNULL(4) ? NULL : PG_GETARG_BYTEA_PP(4);
-	ref.key.route = PG_ARGISNULL(5) ? NULL :
-		idem_arg_name(fcinfo, 5, "route");
-	ref.key.tenant = idem_arg_tenant(fcinfo, 6);
-	ref.has_attempt = !PG_ARGISNULL(7);
-	ref.attempt = ref.has_attempt ? PG_GETARG_INT32(7) : 0;
 	idem_arg_interval(fcinfo, 8, &ttl);
 
-	idem_store_open(&store, idem_arg_store(fcinfo, 9), RowExclusiveLock);
-	idem_find_and_lock_claim(&store, &ref);
-	finish(&store, &ref.key, &result, PG_ARGISNULL(8) ? NULL : &ttl);
-	idem_store_close(&store);
+	idem_finish_claim(&ref, &result, PG_ARGISNULL(8) ? NULL : &ttl,
+					  idem_arg_store(fcinfo, 9));
 	PG_RETURN_VOID();
 }

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * hash.c
- *	  Request fingerprints, idem_hash(text | bytea | jsonb), and keys for
+ *	  Request fingerprints, idem_hash() and its kin, and keys for
  *	  calls downstream, idem_child_key(); all by SHA-256.
  *
  * text and bytea are hashed as they are, so a client can compute the same
@@ -123,7 +123,7 @@ digest_add_scalar(pg_cryptohash_ctx *ctx, const JsonbValue *value)
 }
 
 /*
- * idem_hash(text) and idem_hash(bytea): SHA-256 of the bytes
+ * idem_hash_text(text) and idem_hash_bytes(bytea): SHA-256 of the bytes
  */
 Datum
 idem_hash_bytes(PG_FUNCTION_ARGS)
@@ -135,13 +135,10 @@ idem_hash_bytes(PG_FUNCTION_ARGS)
 	PG_RETURN_BYTEA_P(idem_digest_end(ctx));
 }
 
-/*
- * idem_hash(jsonb): SHA-256 of the document's value
- */
-Datum
-idem_hash_jsonb(PG_FUNCTION_ARGS)
+/* SHA-256 of a document's value */
+bytea *
+idem_hash_of_jsonb(Jsonb *jb)
 {
-	Jsonb	   *jb = PG_GETARG_JSONB_P(0);
 	pg_cryptohash_ctx *ctx = idem_digest_begin();
 	JsonbIterator *it = JsonbIteratorInit(&jb->root);
 	JsonbValue	value;
@@ -176,8 +173,16 @@ idem_hash_jsonb(PG_FUNCTION_ARGS)
 				elog(ERROR, "unexpected jsonb token %d", (int) token);
 		}
 	}
+	return idem_digest_end(ctx);
+}
 
-	PG_RETURN_BYTEA_P(idem_digest_end(ctx));
+/*
+ * idem_hash(request jsonb) returns bytea
+ */
+Datum
+idem_hash_jsonb(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_BYTEA_P(idem_hash_of_jsonb(PG_GETARG_JSONB_P(0)));
 }
 
 /*

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * key.c
- *	  The Idempotency-Key header: idem_key().
+ *	  The Idempotency-Key header: idem_parse_key().
  *
  * The header is a Structured Field (RFC 9651), an Item that is a String: the
  * key in double quotes, perhaps followed by parameters.  No parameter means
@@ -27,7 +27,7 @@
 #include "mb/pg_wchar.h"
 #include "utils/builtins.h"
 
-PG_FUNCTION_INFO_V1(idem_key);
+PG_FUNCTION_INFO_V1(idem_parse_key);
 
 #define BAD_PARAMETER	"There is a malformed parameter"
 
@@ -251,14 +251,14 @@ parse_bare_key(Header *header, StringInfo value)
 }
 
 /*
- * idem_key(header text) returns text
+ * idem_parse_key(header text) returns text
  *
  * The key in an Idempotency-Key header, the same whether it was sent in
  * quotes or bare.  A header that is there but holds no key is an error, not
  * NULL: its client believes that it has sent one.
  */
 Datum
-idem_key(PG_FUNCTION_ARGS)
+idem_parse_key(PG_FUNCTION_ARGS)
 {
 	Header		header;
 	StringInfoData key;

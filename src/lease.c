@@ -40,18 +40,6 @@ PG_FUNCTION_INFO_V1(idem_resume);
 /* Candidates fetched at a time by idem_resume */
 #define RESUME_CHUNK	100
 
-/* The claim that the arguments from argno on name: route, tenant, attempt */
-static void
-arg_claim(FunctionCallInfo fcinfo, int argno, IdemClaimRef *ref)
-{
-	ref->key.key = idem_arg_name(fcinfo, 0, "key");
-	ref->key.route = PG_ARGISNULL(argno) ? NULL :
-		idem_arg_name(fcinfo, argno, "route");
-	ref->key.tenant = idem_arg_tenant(fcinfo, argno + 1);
-	ref->has_attempt = !PG_ARGISNULL(argno + 2);
-	ref->attempt = ref->has_attempt ? PG_GETARG_INT32(argno + 2) : 0;
-}
-
 static text *
 row_text(TupleTableSlot *row, AttrNumber attno)
 {
@@ -64,7 +52,7 @@ row_text(TupleTableSlot *row, AttrNumber attno)
  */
 
 /*
- * idem_checkpoint(key, step, data, lease, route, tenant, attempt, store)
+ * idem_checkpoint(key, step, data, route, tenant, attempt, lease, store)
  *		returns timestamptz
  *
  * Without a step, only the lease is renewed.  Returns when that ends.
@@ -81,7 +69,7 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 	TimestampTz lease_until;
 
 	PreventCommandIfReadOnly("idem_checkpoint()");
-	arg_claim(fcinfo, 4, &ref);
+	idem_arg_claim_ref(fcinfo, 3, &ref);
 	step = PG_ARGISNULL(1) ? NULL : idem_arg_name(fcinfo, 1, "step");
 	data = PG_ARGISNULL(2) ? NULL : PG_GETARG_JSONB_P(2);
 	if (step == NULL && data != NULL)
@@ -93,7 +81,7 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 	idem_find_and_lock_claim(&store, &ref);
 
 	idem_policy_of_route(row_text(store.row, Anum_key_route), &policy);
-	idem_arg_interval(fcinfo, 3, &policy.lease);
+	idem_arg_interval(fcinfo, 6, &policy.lease);
 	lease_until = idem_time_after(GetCurrentTimestamp(), &policy.lease,
 								  "lease");
 
@@ -120,7 +108,7 @@ idem_release(PG_FUNCTION_ARGS)
 	IdemClaimRef ref;
 
 	PreventCommandIfReadOnly("idem_release()");
-	arg_claim(fcinfo, 1, &ref);
+	idem_arg_claim_ref(fcinfo, 1, &ref);
 
 	idem_store_open(&store, idem_arg_store(fcinfo, 4), RowExclusiveLock);
 	idem_find_and_lock_claim(&store, &ref);
@@ -159,17 +147,15 @@ open_candidates(IdemStore *store, const ResumeRequest *req, TimestampTz now)
 	Datum		values[4];
 	char		nulls[5] = "    ";
 	Portal		portal;
-	Oid			save_userid;
-	int			save_sec_context;
+	IdemCaller	caller;
 	char	   *sql;
 
 	sql = psprintf("SELECT ctid FROM %s"
-				   " WHERE state OPERATOR(pg_catalog.=) 'in_progress'"
-				   " AND lease_until OPERATOR(pg_catalog.<=) $1"
-				   " AND ($2 IS NULL OR route OPERATOR(pg_catalog.=) $2)"
-				   " AND ($3 IS NULL OR tenant OPERATOR(pg_catalog.=) $3)"
-				   " AND ($4 IS NULL OR key OPERATOR(pg_catalog.=) $4)"
-				   " ORDER BY lease_until USING OPERATOR(pg_catalog.<)",
+				   " WHERE state = 'in_progress' AND lease_until <= $1"
+				   " AND ($2 IS NULL OR route = $2)"
+				   " AND ($3 IS NULL OR tenant = $3)"
+				   " AND ($4 IS NULL OR key = $4)"
+				   " ORDER BY lease_until",
 				   idem_qualified_name(store->rel));
 	values[0] = TimestampTzGetDatum(now);
 	values[1] = PointerGetDatum(req->route);
@@ -179,12 +165,10 @@ open_candidates(IdemStore *store, const ResumeRequest *req, TimestampTz now)
 	values[3] = PointerGetDatum(req->key);
 	nulls[3] = req->key != NULL ? ' ' : 'n';
 
-	GetUserIdAndSecContext(&save_userid, &save_sec_context);
-	SetUserIdAndSecContext(store->rel->rd_rel->relowner,
-						   save_sec_context | SECURITY_RESTRICTED_OPERATION);
+	idem_become_owner(store->rel, &caller);
 	portal = SPI_cursor_open_with_args(NULL, sql, 4, types, values, nulls,
 									   false, CURSOR_OPT_NO_SCROLL);
-	SetUserIdAndSecContext(save_userid, save_sec_context);
+	idem_become_caller(&caller);
 	return portal;
 }
 
@@ -240,7 +224,7 @@ resume(IdemStore *store, ItemPointer tid, const ResumeRequest *req,
 }
 
 /*
- * idem_resume(max, route, lease, held, tenant, key, store)
+ * idem_resume(max, route, tenant, key, lease, held, store)
  *		returns setof idempotency_key
  */
 Datum
@@ -262,15 +246,14 @@ idem_resume(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("max must not be negative")));
 	req.route = PG_ARGISNULL(1) ? NULL : idem_arg_name(fcinfo, 1, "route");
-	req.has_lease = !PG_ARGISNULL(2);
-	idem_arg_interval(fcinfo, 2, &req.lease);
+	if (idem_tenant_is_role || !PG_ARGISNULL(2))
+		req.tenant = idem_arg_tenant(fcinfo, 2);
+	req.key = PG_ARGISNULL(3) ? NULL : idem_arg_name(fcinfo, 3, "key");
+	req.has_lease = !PG_ARGISNULL(4);
+	idem_arg_interval(fcinfo, 4, &req.lease);
 	if (req.has_lease)
 		(void) idem_time_after(now, &req.lease, "lease");
-	req.held = !PG_ARGISNULL(3) && PG_GETARG_BOOL(3);
-	if (idem_tenant_is_role || !PG_ARGISNULL(4))
-		req.tenant = idem_arg_tenant(fcinfo, 4);
-
-	req.key = PG_ARGISNULL(5) ? NULL : idem_arg_name(fcinfo, 5, "key");
+	req.held = !PG_ARGISNULL(5) && PG_GETARG_BOOL(5);
 
 	InitMaterializedSRF(fcinfo, 0);
 	idem_store_open(&store, idem_arg_store(fcinfo, 6), RowExclusiveLock);

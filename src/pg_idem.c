@@ -33,7 +33,7 @@ bool		idem_tenant_is_role = false;
 bool		idem_preloaded = false;
 double		idem_retry_ratio = 0.2;
 double		idem_retry_min_per_second = 10;
-int			idem_max_services = 1000;
+int			idem_max_tracked = 1000;
 bool		idem_expire_enabled = true;
 int			idem_expire_naptime = 10;
 int			idem_expire_batch = 1000;
@@ -93,7 +93,7 @@ define_claim_settings(void)
 
 	DefineCustomEnumVariable("pg_idem.on_lost_lease",
 							 "What becomes of a claim whose lease is over.",
-							 "\"resume\" lets the next request take it over, \"hold\" keeps it for a person to decide. The setting of whoever asks counts; prefer table idem_routes.",
+							 "\"resume\" lets the next request take it over, \"hold\" keeps it for a person to decide. The setting of whoever asks counts; prefer table idem_route_policies.",
 							 &idem_on_lost_lease,
 							 IDEM_LOST_RESUME, on_lost_lease_options,
 							 PGC_USERSET, 0,
@@ -164,10 +164,10 @@ define_retry_settings(void)
 	 * preloaded.  Loaded later, the library knows it all the same, lest it
 	 * complain of a line in postgresql.conf; it has no effect then.
 	 */
-	DefineCustomIntVariable("pg_idem.max_services",
+	DefineCustomIntVariable("pg_idem.max_tracked",
 							"Most routes and services that are kept in shared memory.",
 							"Those that have not been used for the longest time make room for others.",
-							&idem_max_services,
+							&idem_max_tracked,
 							1000, 1, 100000,
 							process_shared_preload_libraries_in_progress ?
 							PGC_POSTMASTER : PGC_SIGHUP, 0,

@@ -73,6 +73,13 @@
 #define Anum_claim_expires_at	11
 #define Natts_claim				11
 
+/* Columns of type idem_result, what the work of idem_call may return */
+#define Anum_result_status		1
+#define Anum_result_headers		2
+#define Anum_result_response	3
+#define Anum_result_body		4
+#define Natts_result			4
+
 /* Labels of type idem_state; the order is the enum's */
 typedef enum IdemState
 {
@@ -127,7 +134,7 @@ extern bool idem_tenant_is_role;
 extern bool idem_preloaded;		/* by shared_preload_libraries? */
 extern double idem_retry_ratio;
 extern double idem_retry_min_per_second;
-extern int	idem_max_services;
+extern int	idem_max_tracked;
 extern bool idem_expire_enabled;
 extern int	idem_expire_naptime;	/* seconds */
 extern int	idem_expire_batch;
@@ -142,10 +149,11 @@ typedef struct IdemCatalog
 	Oid			extension;
 	Oid			key_type;		/* idempotency_key */
 	Oid			claim_type;		/* idem_claim */
+	Oid			result_type;	/* idem_result */
 	Oid			state_type;		/* idem_state ... */
 	Oid			state[IDEM_NSTATES];	/* ... and its labels */
 	Oid			default_store;	/* idempotency_keys */
-	Oid			routes;			/* idem_routes */
+	Oid			routes;			/* idem_route_policies */
 	Oid			service_policies;	/* idem_service_policies */
 	Oid			outbox;			/* idem_outbox */
 } IdemCatalog;
@@ -389,15 +397,15 @@ typedef struct IdemPolicy
 	IdemBudgetPolicy budget;
 } IdemPolicy;
 
-/* a row of idem_routes, with the settings where it has NULL */
-typedef struct IdemRoutePolicy
+/* a row of idem_route_policies, with the settings where it has NULL */
+typedef struct IdemPolicyOfRoute
 {
 	text	   *route;
 	IdemPolicy	policy;
-} IdemRoutePolicy;
+} IdemPolicyOfRoute;
 
 extern void idem_policy_of_route(text *route, IdemPolicy *policy);
-extern List *idem_route_policies(void);
+extern List *idem_policies_of_routes(void);
 
 /* ---------------- services.c: the policy of a service ---------------- */
 
@@ -444,6 +452,7 @@ extern bytea *idem_arg_hash(FunctionCallInfo fcinfo, int argno);
 extern void idem_arg_interval(FunctionCallInfo fcinfo, int argno,
 							  Interval *result);
 extern int	idem_arg_status(FunctionCallInfo fcinfo, int argno);
+extern int	idem_check_status(int status);
 extern TimestampTz idem_time_after(TimestampTz start, const Interval *span,
 								   const char *what);
 extern TimestampTz idem_time_not_before(TimestampTz start,
@@ -452,13 +461,6 @@ extern TimestampTz idem_time_not_before(TimestampTz start,
 extern bool idem_status_is_kept(IdemKeep keep, int status);
 extern bool idem_result_is_over(const IdemPolicy *policy,
 								TupleTableSlot *row, TimestampTz now);
-extern bool idem_result_fits(Jsonb *headers, Jsonb *response, bytea *body);
-
-/* ---------------- SQL functions that call.c calls ---------------- */
-
-extern Datum idem_begin(PG_FUNCTION_ARGS);
-extern Datum idem_finish(PG_FUNCTION_ARGS);
-extern Datum idem_hash_jsonb(PG_FUNCTION_ARGS);
 
 /* ---------------- finish.c: a claim that stands ---------------- */
 
@@ -470,8 +472,23 @@ typedef struct IdemClaimRef
 	int32		attempt;
 } IdemClaimRef;
 
+/* What is stored of the work; each but the status may be NULL */
+typedef struct IdemResult
+{
+	int			status;
+	Jsonb	   *headers;		/* only those that are kept */
+	Jsonb	   *response;
+	bytea	   *body;
+} IdemResult;
+
+extern bool idem_result_fits(const IdemResult *result);
+
+extern void idem_arg_claim_ref(FunctionCallInfo fcinfo, int argno,
+							   IdemClaimRef *ref);
 extern void idem_find_and_lock_claim(IdemStore *store,
 									 const IdemClaimRef *ref);
+extern void idem_finish_claim(const IdemClaimRef *ref, IdemResult *result,
+							  const Interval *ttl, Oid storeid);
 
 /* ---------------- retry.c: spans of time and backoff ---------------- */
 
@@ -497,6 +514,26 @@ typedef enum IdemOutcome
 } IdemOutcome;
 
 #define IDEM_NOUTCOMES	8
+
+/* What a key is to be claimed with ... */
+typedef struct IdemClaimRequest
+{
+	IdemKey		key;
+	bytea	   *hash;			/* NULL: this caller takes no fingerprints */
+	IdemPolicy	policy;			/* of the route, under the arguments */
+	bool		has_first_sent;
+	TimestampTz first_sent;
+	Oid			store;			/* InvalidOid: the default one */
+
+	/* ... and, by the clock of the current look at it */
+	TimestampTz now;
+	TimestampTz lease_until;
+	TimestampTz expires_at;
+} IdemClaimRequest;
+
+extern void idem_arg_claim(FunctionCallInfo fcinfo, int argno,
+						   IdemClaimRequest *req);
+extern Datum idem_claim_key(IdemClaimRequest *req);
 
 /* ---------------- stats.c: counters and run times ---------------- */
 
@@ -645,6 +682,8 @@ extern void idem_digest_add(pg_cryptohash_ctx *ctx, const void *data,
 extern void idem_digest_add_tagged(pg_cryptohash_ctx *ctx, char tag,
 								   const char *data, size_t len);
 extern bytea *idem_digest_end(pg_cryptohash_ctx *ctx);
+extern bytea *idem_hash_of_jsonb(Jsonb *request);
+
 /* ---------------- outbox_pick.c: which messages may be taken ------------- */
 
 /* Columns of idem_outbox that are read without SQL */

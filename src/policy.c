@@ -184,13 +184,16 @@ idem_arg_interval(FunctionCallInfo fcinfo, int argno, Interval *result)
 int
 idem_arg_status(FunctionCallInfo fcinfo, int argno)
 {
-	int			status;
-
 	if (PG_ARGISNULL(argno))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("status must not be null")));
-	status = PG_GETARG_INT32(argno);
+	return idem_check_status(PG_GETARG_INT32(argno));
+}
+
+int
+idem_check_status(int status)
+{
 	if (status < 100 || status > 599)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -291,120 +294,20 @@ idem_result_is_over(const IdemPolicy *policy, TupleTableSlot *row,
 						   &policy->response_ttl, "response_ttl") <= now;
 }
 
-/* Length of a string as JSON text, with its quotes; see escape_json() */
-static int64
-json_string_size(const char *s, int len)
-{
-	int64		size = len + 2;
-
-	for (int i = 0; i < len; i++)
-	{
-		switch (s[i])
-		{
-			case '\b':
-			case '\f':
-			case '\n':
-			case '\r':
-			case '\t':
-			case '"':
-			case '\\':
-				size++;
-				break;
-			default:
-				if ((unsigned char) s[i] < ' ')
-					size += strlen("\\u0001") - 1;
-				break;
-		}
-	}
-	return size;
-}
-
-static int64
-json_scalar_size(const JsonbValue *value)
-{
-	char	   *digits;
-	int64		size;
-
-	switch (value->type)
-	{
-		case jbvNull:
-			return strlen("null");
-		case jbvBool:
-			return strlen(value->val.boolean ? "true" : "false");
-		case jbvString:
-			return json_string_size(value->val.string.val,
-									value->val.string.len);
-		case jbvNumeric:
-			digits = DatumGetCString(DirectFunctionCall1(numeric_out,
-														 NumericGetDatum(value->val.numeric)));
-			size = strlen(digits);
-			pfree(digits);
-			return size;
-		default:
-			elog(ERROR, "unexpected jsonb value type %d", (int) value->type);
-	}
-}
-
 /*
- * Bytes of the text of a jsonb value, counted rather than made, and only as
- * far as it takes to see that they are more than max.
+ * Is a result within pg_idem.max_response_size?  What counts are the bytes that
+ * the values take, before compression.
  */
-static int64
-json_text_size(Jsonb *jb, int64 max)
+bool
+idem_result_fits(const IdemResult *result)
 {
-	JsonbIterator *it = JsonbIteratorInit(&jb->root);
-	JsonbValue	value;
-	JsonbIteratorToken token;
-	bool		scalar = JB_ROOT_IS_SCALAR(jb);
-	bool		first = true;
 	int64		size = 0;
 
-	while (size <= max &&
-		   (token = JsonbIteratorNext(&it, &value, false)) != WJB_DONE)
-	{
-		/* ", " goes before everything but the first of its container ... */
-		if (!first && (token == WJB_KEY || token == WJB_ELEM ||
-					   token == WJB_BEGIN_ARRAY || token == WJB_BEGIN_OBJECT))
-			size += 2;
-		first = false;
-
-		switch (token)
-		{
-			case WJB_BEGIN_ARRAY:
-			case WJB_BEGIN_OBJECT:
-				size += scalar ? 0 : 2; /* both brackets */
-				first = true;
-				break;
-			case WJB_END_ARRAY:
-			case WJB_END_OBJECT:
-				break;
-			case WJB_KEY:
-				/* ... and the value of a key, which has ": " */
-				size += json_scalar_size(&value) + 2;
-				first = true;
-				break;
-			case WJB_ELEM:
-			case WJB_VALUE:
-				size += json_scalar_size(&value);
-				break;
-			default:
-				elog(ERROR, "unexpected jsonb token %d", (int) token);
-		}
-	}
-	return size;
-}
-
-/* Is a result within pg_idem.max_response_size? */
-bool
-idem_result_fits(Jsonb *headers, Jsonb *response, bytea *body)
-{
-	int64		left = idem_max_response_size;
-
-	if (body != NULL)
-		left -= VARSIZE_ANY_EXHDR(body);
-	if (headers != NULL && left >= 0)
-		left -= json_text_size(headers, left);
-	if (response != NULL && left >= 0)
-		left -= json_text_size(response, left);
-	return left >= 0;
+	if (result->headers != NULL)
+		size += VARSIZE_ANY_EXHDR(result->headers);
+	if (result->response != NULL)
+		size += VARSIZE_ANY_EXHDR(result->response);
+	if (result->body != NULL)
+		size += VARSIZE_ANY_EXHDR(result->body);
+	return size <= idem_max_response_size;
 }

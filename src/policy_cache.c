@@ -3,7 +3,7 @@
  * policy_cache.c
  *	  Tables of policies, kept in each backend.
  *
- * All rows of such a table (idem_routes, idem_service_policies) are kept in a
+ * All rows of such a table (idem_route_policies, idem_service_policies) are kept in a
  * hash table of each backend, so a call reads no table while they have not
  * changed.  A trigger on the table sends a relcache invalidation of it, which
  * every backend takes in when the change commits, and the backend that made

@@ -212,10 +212,10 @@ arg_request(FunctionCallInfo fcinfo, Request *req)
 	IdemPolicy	policy;
 
 	req->message.route = idem_arg_name(fcinfo, 0, "consumer");
-	req->message.tenant = idem_arg_tenant(fcinfo, 4);
+	req->message.tenant = idem_arg_tenant(fcinfo, 2);
 	idem_policy_of_route(req->message.route, &policy);
-	idem_arg_interval(fcinfo, 2, &policy.ttl);
-	idem_arg_interval(fcinfo, 3, &policy.wait);
+	idem_arg_interval(fcinfo, 3, &policy.ttl);
+	idem_arg_interval(fcinfo, 4, &policy.wait);
 
 	/* bad even if it turns out that no row is written */
 	(void) idem_time_after(now, &policy.ttl, "ttl");
@@ -224,7 +224,7 @@ arg_request(FunctionCallInfo fcinfo, Request *req)
 }
 
 /*
- * idem_receive(consumer, message_id, ttl, wait, tenant, store)
+ * idem_receive(consumer, message_id, tenant, ttl, wait, store)
  *		returns boolean
  */
 Datum
@@ -331,7 +331,7 @@ receive_batch(IdemStore *store, Request *req, Batch *batch)
 }
 
 /*
- * idem_receive_batch(consumer, message_ids, ttl, wait, tenant, store)
+ * idem_receive_batch(consumer, message_ids, tenant, ttl, wait, store)
  *		returns setof text
  *
  * The new ones, each where it comes first in message_ids.

@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * routes.c
- *	  The policy of a route: table idem_routes over the settings.
+ *	  The policy of a route: table idem_route_policies over the settings.
  *
  * Copyright (c) 2026, pg_idem contributors
  *
@@ -13,7 +13,7 @@
 #include "utils/builtins.h"
 #include "utils/hsearch.h"
 
-/* Columns of idem_routes */
+/* Columns of idem_route_policies */
 #define Anum_routes_route			1
 #define Anum_routes_ttl				2
 #define Anum_routes_lease			3
@@ -31,7 +31,7 @@ static const Oid column_type[Natts_routes] = {
 	INTERVALOID, FLOAT8OID, FLOAT8OID
 };
 
-/* A row of idem_routes; what is NULL there is not set here */
+/* A row of idem_route_policies; what is NULL there is not set here */
 typedef struct RouteRow
 {
 	IdemPolicyRow base;
@@ -92,7 +92,7 @@ default_policy(IdemPolicy *policy)
 	policy->budget.min_per_second = idem_retry_min_per_second;
 }
 
-/* Put what a row of idem_routes says over the settings. */
+/* Put what a row of idem_route_policies says over the settings. */
 static void
 apply_route(IdemPolicy *policy, const RouteRow *route)
 {
@@ -118,7 +118,7 @@ apply_route(IdemPolicy *policy, const RouteRow *route)
 		policy->budget.min_per_second = route->policy.budget.min_per_second;
 }
 
-/* The policy of a route: its row in idem_routes over the settings */
+/* The policy of a route: its row in idem_route_policies over the settings */
 void
 idem_policy_of_route(text *route, IdemPolicy *policy)
 {
@@ -131,11 +131,11 @@ idem_policy_of_route(text *route, IdemPolicy *policy)
 }
 
 /*
- * All routes of idem_routes with their policies, as a list of
- * IdemRoutePolicy, allocated in the current memory context.
+ * All routes of idem_route_policies with their policies, as a list of
+ * IdemPolicyOfRoute, allocated in the current memory context.
  */
 List *
-idem_route_policies(void)
+idem_policies_of_routes(void)
 {
 	HASH_SEQ_STATUS seq;
 	RouteRow   *route;
@@ -144,7 +144,7 @@ idem_route_policies(void)
 	hash_seq_init(&seq, idem_policies(&routes, idem_catalog()->routes));
 	while ((route = hash_seq_search(&seq)) != NULL)
 	{
-		IdemRoutePolicy *entry = palloc(sizeof(IdemRoutePolicy));
+		IdemPolicyOfRoute *entry = palloc(sizeof(IdemPolicyOfRoute));
 
 		entry->route = cstring_to_text(route->base.name);
 		default_policy(&entry->policy);

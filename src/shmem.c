@@ -4,9 +4,9 @@
  *	  The table of routes and services in shared memory.
  *
  * One entry for each route that idem_begin has seen, and for each service
- * that idem_budget or a breaker was asked for, with its counters (stats.c),
+ * that idem_budget_allow or a breaker was asked for, with its counters (stats.c),
  * its retry budget (budget.c) and its circuit breaker (breaker.c).  Databases
- * share the table but no entry.  It has room for pg_idem.max_services
+ * share the table but no entry.  It has room for pg_idem.max_tracked
  * entries; when it is full, those that have not been used for the longest
  * time make room.
  *
@@ -74,7 +74,7 @@ request_shared_memory(void)
 	if (prev_shmem_request_hook)
 		prev_shmem_request_hook();
 	RequestAddinShmemSpace(MAXALIGN(sizeof(ServicesShared)));
-	RequestAddinShmemSpace(hash_estimate_size(idem_max_services,
+	RequestAddinShmemSpace(hash_estimate_size(idem_max_tracked,
 											  sizeof(IdemService)));
 	RequestNamedLWLockTranche("pg_idem", 1);
 }
@@ -97,8 +97,8 @@ attach_shared_memory(void)
 							 &found);
 	if (!found)
 		shared->lock = &(GetNamedLWLockTranche("pg_idem"))->lock;
-	services = ShmemInitHash("pg_idem services hash", idem_max_services,
-							 idem_max_services, &ctl,
+	services = ShmemInitHash("pg_idem services hash", idem_max_tracked,
+							 idem_max_tracked, &ctl,
 							 HASH_ELEM | HASH_BLOBS);
 	LWLockRelease(AddinShmemInitLock);
 }
@@ -221,7 +221,7 @@ add_service(IdemServiceKind kind, const text *name, int64 now)
 
 	set_key(&key, kind, name);
 	LWLockAcquire(shared->lock, LW_EXCLUSIVE);
-	if (hash_get_num_entries(services) >= idem_max_services &&
+	if (hash_get_num_entries(services) >= idem_max_tracked &&
 		hash_search(services, &key, HASH_FIND, NULL) == NULL)
 		evict(now);
 	service = hash_search(services, &key, HASH_ENTER, &found);

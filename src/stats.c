@@ -29,8 +29,8 @@
 #include "port/pg_bitutils.h"
 #include "utils/builtins.h"
 
-PG_FUNCTION_INFO_V1(idem_get_stats);
-PG_FUNCTION_INFO_V1(idem_get_services);
+PG_FUNCTION_INFO_V1(idem_stat_routes);
+PG_FUNCTION_INFO_V1(idem_stat_services);
 PG_FUNCTION_INFO_V1(idem_stats_reset);
 PG_FUNCTION_INFO_V1(idem_hedge_after);
 
@@ -222,10 +222,10 @@ put_row(ReturnSetInfo *rsinfo, Row *row)
 }
 
 /*
- * idem_get_stats() returns setof record: view idem_stats
+ * idem_stat_routes() returns setof record: view idem_stat_routes
  */
 Datum
-idem_get_stats(PG_FUNCTION_ARGS)
+idem_stat_routes(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	int64		now = idem_monotonic_usecs();
@@ -255,10 +255,10 @@ idem_get_stats(PG_FUNCTION_ARGS)
 }
 
 /*
- * idem_get_services() returns setof record: view idem_services
+ * idem_stat_services() returns setof record: view idem_services
  */
 Datum
-idem_get_services(PG_FUNCTION_ARGS)
+idem_stat_services(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	int64		now = idem_monotonic_usecs();

@@ -114,8 +114,8 @@ sub checkpoint
 {
 	my ($account, $key, $claim) = @_;
 
-	sql('SELECT idem_checkpoint(:key, :step, :data, :lease, route => :route,
-			tenant => :tenant, attempt => :attempt)',
+	sql('SELECT idem_checkpoint(:key, :step, :data, route => :route,
+			tenant => :tenant, attempt => :attempt, lease => :lease)',
 		key => $key, step => $claim->{step},
 		data => encode_json($claim->{step_data}), lease => LEASE,
 		route => ROUTE, tenant => $account, attempt => $claim->{attempt});
@@ -129,7 +129,7 @@ sub checkpoint
 # One claim at a time, so that its lease begins when the work does.
 sub complete_unfinished
 {
-	while (my $claim = row('SELECT * FROM idem_resume(1, :route, :lease)',
+	while (my $claim = row('SELECT * FROM idem_resume(1, :route, lease => :lease)',
 			route => ROUTE, lease => LEASE))
 	{
 		complete($claim->{tenant}, $claim->{key}, $claim);

@@ -134,7 +134,7 @@ BEGIN
 	FOR retry IN 0 .. sc.max_retries LOOP
 		-- Ask the budget before the breaker: what the breaker lets through
 		-- may be a trial, and has to be made.
-		EXIT WHEN p.has_budget AND NOT idem_budget(p.policy, retry > 0);
+		EXIT WHEN p.has_budget AND NOT idem_budget_allow(p.policy, retry > 0);
 		IF retry > 0 AND p.jitter IS NOT NULL THEN
 			PERFORM pg_sleep_for(idem_backoff(retry - 1, sc.backoff_base,
 											  sc.backoff_cap, p.jitter));

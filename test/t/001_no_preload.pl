@@ -18,7 +18,7 @@ use Test::More;
 my $node = new_node('main', <<EOC);
 shared_preload_libraries = ''
 pg_idem.lease = 30s
-pg_idem.max_services = 10
+pg_idem.max_tracked = 10
 pg_idem.retry_ratio = 0
 pg_idem.retry_min_per_second = 0
 pg_idem.nonsense = 1
@@ -83,10 +83,10 @@ is($other->result, 'replayed', 'and has the answer');
 # Budgets, breakers and statistics say what they need; a key that has failed is
 # executed again without a budget.
 #
-foreach my $call ("idem_budget('s', true)", "idem_budget('s', false)",
+foreach my $call ("idem_budget_allow('s', true)", "idem_budget_allow('s', false)",
 	"idem_breaker_allow('s')", "idem_breaker_record('s', true)",
 	"idem_breaker_retry_after('s')", "idem_hedge_after('r')",
-	'count(*) FROM idem_stats', 'count(*) FROM idem_services', 'idem_stats_reset()')
+	'count(*) FROM idem_stat_routes', 'count(*) FROM idem_stat_services', 'idem_stats_reset()')
 {
 	is($psql->error("SELECT $call"), '55000', $call);
 }
@@ -140,14 +140,14 @@ like($fresh->{err}, qr/WARNING: .*invalid value for parameter "pg_idem.wait"/,
 	'a bad value set before is told');
 like($fresh->{err}, qr/WARNING: .*pg_idem.unknown/,
 	'so is a name that does not exist');
-unlike($fresh->{err}, qr/max_services/, 'a setting of the server is no reason to complain');
+unlike($fresh->{err}, qr/max_tracked/, 'a setting of the server is no reason to complain');
 is( $fresh->query(
 		"SELECT expires_at - created_at, lease_until - created_at"
 		  . " FROM idem_lookup('s', 'r')"),
 	'01:00:00|00:00:30',
 	'settings made before the library was loaded count');
-is($fresh->query('SHOW pg_idem.max_services'), 10, 'though it has no effect');
-is($fresh->error('SET pg_idem.max_services = 1'), '55P02', 'nor can it be set');
+is($fresh->query('SHOW pg_idem.max_tracked'), 10, 'though it has no effect');
+is($fresh->error('SET pg_idem.max_tracked = 1'), '55P02', 'nor can it be set');
 is($fresh->query('SHOW pg_idem.wait'), 0, 'a bad one does not');
 is($fresh->error('SET pg_idem.unknown = 1'),
 	'42602', 'an unknown setting is refused');

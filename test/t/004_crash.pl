@@ -28,7 +28,7 @@ sub begin
 	my ($key, $more) = @_;
 	$more ||= '';
 	return "SELECT proceed, outcome, response"
-	  . " FROM idem_begin('$key', 'POST /charges', idem_hash('$key'::text)$more);";
+	  . " FROM idem_begin('$key', 'POST /charges', idem_hash_text('$key')$more);";
 }
 
 # claim and work, up to the finish or beyond

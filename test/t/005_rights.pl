@@ -51,13 +51,13 @@ my %call = (
 	idem_create_table => "SELECT idem_create_table('plain_keys')",
 	idem_grant => "SELECT idem_grant('plain')",
 	idem_revoke => "SELECT idem_revoke('plain')",
-	idem_budget => "SELECT idem_budget('s', false)",
+	idem_budget_allow => "SELECT idem_budget_allow('s', false)",
 	idem_breaker_allow => "SELECT idem_breaker_allow('s')",
 	idem_breaker_record => "SELECT idem_breaker_record('s', true)",
 	idem_breaker_retry_after => "SELECT idem_breaker_retry_after('s')",
 	idem_hedge_after => "SELECT idem_hedge_after('r')",
-	idem_get_stats => 'SELECT idem_get_stats()',
-	idem_get_services => 'SELECT idem_get_services()',
+	_idem_stat_routes => 'SELECT _idem_stat_routes()',
+	_idem_stat_services => 'SELECT _idem_stat_services()',
 	idem_stats_reset => 'SELECT idem_stats_reset()');
 my $granted = qr/begin|finish|lookup|receive|budget|breaker|hedge/;
 
@@ -74,10 +74,10 @@ my @on_table = (
 	  . ' FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()',
 	'ALTER TABLE idempotency_keys OWNER TO CURRENT_USER',
 	'DROP TABLE idempotency_keys',
-	'DELETE FROM idem_routes',
+	'DELETE FROM idem_route_policies',
 	'DELETE FROM idem_service_policies',
 	map { ("SELECT FROM $_", "COPY (TABLE $_) TO STDOUT") }
-	  qw(idem_routes idem_service_policies idem_stats idem_services));
+	  qw(idem_route_policies idem_service_policies idem_stat_routes idem_stat_services));
 
 #
 # Nothing for PUBLIC
@@ -89,7 +89,7 @@ FROM pg_proc p, pg_depend d, pg_extension e,
 WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid
 	AND d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
 	AND e.extname = 'pg_idem' AND a.grantee = 0;)),
-	'idem_backoff,idem_etag,idem_hash,idem_if_match,idem_key,idem_problem,idem_request_problem,idem_retry,idem_retryable',
+	'idem_backoff,idem_etag,idem_hash,idem_hash_bytes,idem_hash_text,idem_if_match,idem_parse_key,idem_problem,idem_request_problem,idem_retry,idem_retryable',
 	'functions open to PUBLIC');
 is( $super->query(q(
 SELECT count(*)
@@ -109,7 +109,7 @@ FROM pg_class c, pg_depend d, pg_extension e,
 WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid
 	AND d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
 	AND e.extname = 'pg_idem' AND a.grantee <> c.relowner;)),
-	'idem_services SELECT pg_read_all_stats,idem_stats SELECT pg_read_all_stats',
+	'idem_stat_routes SELECT pg_read_all_stats,idem_stat_services SELECT pg_read_all_stats',
 	'tables open to anybody but their owner');
 
 is($plain->error($call{$_}), '42501', "a role without rights: $_")
@@ -119,7 +119,7 @@ is($plain->error($_), '42501', "a role without rights: $_")
 is($plain->error('CREATE TABLE t OF idempotency_key'),
 	'42501', 'a role without rights: CREATE TABLE OF');
 is( $plain->query(
-		"SELECT length(idem_hash('x'::text)), idem_key('\"k\"'),"
+		"SELECT length(idem_hash_text('x')), idem_parse_key('\"k\"'),"
 		  . " idem_problem(NULL)->>'status',"
 		  . " idem_if_match('*', idem_etag(1))"
 	),
@@ -154,13 +154,13 @@ foreach my $role (qw(watcher monitor))
 {
 	my $watcher = PgIdemTest::Session->new($node, 'postgres', $role);
 
-	is( $watcher->query("SELECT started > 0 FROM idem_stats WHERE route = 'r';"
-			  . "SELECT service, calls_ok FROM idem_services"),
+	is( $watcher->query("SELECT started > 0 FROM idem_stat_routes WHERE route = 'r';"
+			  . "SELECT service, calls_ok FROM idem_stat_services"),
 		"t\ns|1", "$role: the views");
 	is($watcher->error($call{$_}), '42501', "$role: not $_")
-	  foreach grep { !/idem_get/ } sort keys %call;
+	  foreach grep { !/^_idem_stat/ } sort keys %call;
 	is($watcher->error("SELECT FROM $_"), '42501', "$role: not $_")
-	  foreach qw(idempotency_keys idem_routes idem_service_policies idem_unfinished);
+	  foreach qw(idempotency_keys idem_route_policies idem_service_policies idem_unfinished);
 	$watcher->quit;
 }
 
@@ -451,7 +451,7 @@ CREATE TABLE @.idempotency_keys (key pg_catalog.text, tenant pg_catalog.text,
 INSERT INTO @.idempotency_keys VALUES ('planted', '', 'r', '-infinity');
 CREATE TABLE @.idem_service_policies (service pg_catalog.text, breaker pg_catalog.text);
 INSERT INTO @.idem_service_policies VALUES ('s', 'forced_closed');
-CREATE FUNCTION @.idem_get_services() RETURNS pg_catalog.int4
+CREATE FUNCTION @._idem_stat_services() RETURNS pg_catalog.int4
 	LANGUAGE plpgsql AS $$BEGIN RAISE EXCEPTION 'planted'; END$$;
 CREATE FUNCTION @.idem_begin(pg_catalog.text, pg_catalog.text,
 	pg_catalog.bytea) RETURNS pg_catalog.int4
@@ -503,11 +503,11 @@ is($super->query('SELECT idem.idem_expire()'),
 $super->query("INSERT INTO idem.idem_service_policies (service, retry_ratio, retry_min_per_second, breaker)"
 	  . " VALUES ('s', 0, 0, 'forced_open')");
 is( $super->query(q(
-SELECT idem.idem_budget('s', false), idem.idem_budget('s', true), idem.idem_breaker_allow('s'),
+SELECT idem.idem_budget_allow('s', false), idem.idem_budget_allow('s', true), idem.idem_breaker_allow('s'),
 	idem.idem_breaker_record('s', true), idem.idem_breaker_retry_after('s') IS NULL,
 	idem.idem_hedge_after('r') IS NULL;
-SELECT breaker, calls_ok FROM idem.idem_services;
-SELECT started FROM idem.idem_stats WHERE pg_catalog.starts_with(route, 'r');
+SELECT breaker, calls_ok FROM idem.idem_stat_services;
+SELECT started FROM idem.idem_stat_routes WHERE pg_catalog.starts_with(route, 'r');
 SELECT idem.idem_stats_reset();)),
 	"t|f|f|forced_open|f|t\nforced_open|1\n2\n",
 	'hostile search_path: budgets, breakers and statistics');

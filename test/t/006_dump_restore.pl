@@ -57,7 +57,7 @@ SELECT idem_begin('lost', 'r', '\x01', lease => '1 microsecond');
 UPDATE idempotency_keys SET step = 'paid', step_data = '{"x": 1}'
 	WHERE key = 'lost';
 INSERT INTO public.charges VALUES ('zero', 'acme', 'r');
-INSERT INTO idem_routes VALUES ('limited', '1 mon 1 day', '1 h', '0', 3, 'hold',
+INSERT INTO idem_route_policies VALUES ('limited', '1 mon 1 day', '1 h', '0', 3, 'hold',
 	'success', '1 day', 0.1, 'Infinity');
 INSERT INTO idem_service_policies VALUES ('forced', 0.1, 1e-300, 0.3, 1e300,
 	'1.000001 s', 1000, 7, '1 min', '1 mon', 3, '3 s', 'forced_open');
@@ -72,7 +72,7 @@ $scene =~ s/\@ODD\@/$odd/g;
 my $state = q(
 SELECT 'default', k.* FROM idem.idempotency_keys k
 UNION ALL SELECT 'further', k.* FROM billing.keys k ORDER BY 1, 2;
-SELECT * FROM idem.idem_routes ORDER BY 1;
+SELECT * FROM idem.idem_route_policies ORDER BY 1;
 SELECT * FROM idem.idem_service_policies ORDER BY 1;
 );
 my $structure = q(
@@ -80,8 +80,8 @@ SELECT c.oid::regclass, c.relowner::regrole, c.reloftype::regtype,
 	c.reloptions, c.relacl
 FROM pg_class c
 WHERE c.oid IN ('idem.idempotency_keys'::regclass, 'billing.keys'::regclass,
-	'idem.idem_service_policies'::regclass, 'idem.idem_stats'::regclass,
-	'idem.idem_services'::regclass)
+	'idem.idem_service_policies'::regclass, 'idem.idem_stat_routes'::regclass,
+	'idem.idem_stat_services'::regclass)
 ORDER BY 1;
 SELECT tgrelid::regclass, tgname, tgenabled FROM pg_trigger
 WHERE NOT tgisinternal ORDER BY 1, 2;

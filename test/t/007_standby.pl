@@ -95,20 +95,20 @@ sub is_read_only
 			  . " idem_lookup('done', 'r', store => 'further') IS NULL"),
 		't|t|t|t',
 		"$where: idem_lookup of nothing");
-	is($session->query("SELECT length(idem_hash('x'::text))"),
+	is($session->query("SELECT length(idem_hash_text('x'))"),
 		32, "$where: idem_hash");
 
 	# what is kept in shared memory can be changed anywhere
 	is( $session->query(
 			'BEGIN READ ONLY;'
-			  . "SELECT idem_budget('s', false), idem_budget('none', true), idem_breaker_allow('forced');"
+			  . "SELECT idem_budget_allow('s', false), idem_budget_allow('none', true), idem_breaker_allow('forced');"
 			  . "SELECT idem_breaker_record('s', true), idem_breaker_record('s', false), idem_breaker_allow('s');"
 			  . "SELECT idem_breaker_retry_after('s') > '1 min', idem_hedge_after('r') IS NULL;"
 			  . 'SELECT service, breaker, calls_ok, calls_failed, calls_refused, retries_refused,'
-			  . ' window_requests FROM idem_services ORDER BY 1;'
-			  . 'SELECT count(*) FROM idem_stats WHERE started < 0;'
+			  . ' window_requests FROM idem_stat_services ORDER BY 1;'
+			  . 'SELECT count(*) FROM idem_stat_routes WHERE started < 0;'
 			  . 'SELECT idem_stats_reset();'
-			  . 'SELECT sum(calls_failed), count(*) FROM idem_services; COMMIT'),
+			  . 'SELECT sum(calls_failed), count(*) FROM idem_stat_services; COMMIT'),
 		"t|f|f\nclosed|open|f\nt|t\n"
 		  . "forced|forced_open|0|0|1|0|0\nnone|closed|0|0|0|1|0\ns|open|1|1|1|0|1\n0\n\n0|3",
 		"$where: budgets, breakers and statistics");

@@ -75,7 +75,7 @@ $psql->query('ROLLBACK');
 #
 # Policies are remembered too, those of routes and of services.
 #
-my $rules = "INSERT INTO idem_routes (route, lease) VALUES ('ruled', '3 hours');"
+my $rules = "INSERT INTO idem_route_policies (route, lease) VALUES ('ruled', '3 hours');"
   . "INSERT INTO idem_service_policies (service, breaker) VALUES ('ruled', 'forced_open');";
 # which of the two this session goes by
 my $ruled = "DO \$\$ BEGIN PERFORM idem_begin('x', 'ruled', NULL); END \$\$;"
@@ -88,18 +88,18 @@ is($psql->query($rules . $ruled), 't|t', 'policies');
 is($psql->query($anew . $ruled), 'f|f', 'a new extension has none');
 is($psql->query($anew . $rules . $ruled), 't|t', 'or others');
 is($psql->query("BEGIN; $anew $ruled; ROLLBACK; $ruled"), "f|f\nt|t", 'one that was rolled back');
-is($psql->query("BEGIN; SAVEPOINT a; TRUNCATE idem_routes, idem_service_policies; $ruled; ROLLBACK TO a; $ruled; COMMIT"),
+is($psql->query("BEGIN; SAVEPOINT a; TRUNCATE idem_route_policies, idem_service_policies; $ruled; ROLLBACK TO a; $ruled; COMMIT"),
 	"f|f\nt|t", 'nor does TRUNCATE last that was rolled back to a savepoint');
 $admin->query($anew);
 is($psql->query($ruled), 'f|f', 'another session makes a new extension');
 $admin->query($rules);
 is($psql->query($ruled), 't|t', 'and policies');
 is($psql->query("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1; $ruled"), "1\nt|t", 'in a transaction');
-$admin->query("UPDATE idem_routes SET lease = '1 hour'; UPDATE idem_service_policies SET breaker = NULL");
+$admin->query("UPDATE idem_route_policies SET lease = '1 hour'; UPDATE idem_service_policies SET breaker = NULL");
 is($psql->query("$ruled; COMMIT"), 'f|f', 'that began before they were changed');
-$admin->query('ALTER TABLE idem_service_policies SET SCHEMA idem; ALTER TABLE idem_routes RENAME TO r');
+$admin->query('ALTER TABLE idem_service_policies SET SCHEMA idem; ALTER TABLE idem_route_policies RENAME TO r');
 isnt($psql->error("SELECT idem_breaker_allow('ruled')"), 'XX000', 'a table of policies that was renamed');
-$admin->query('ALTER TABLE idem.idem_service_policies SET SCHEMA public; ALTER TABLE r RENAME TO idem_routes');
+$admin->query('ALTER TABLE idem.idem_service_policies SET SCHEMA public; ALTER TABLE r RENAME TO idem_route_policies');
 is($psql->query($ruled), 'f|f', 'and back');
 $admin->query("ALTER TABLE idem_service_policies ADD COLUMN more int");
 is($psql->query($ruled), 'f|f', 'a further column does no harm');

@@ -33,7 +33,7 @@ for my $level ('read committed', 'repeatable read', 'serializable')
 \\set k random(1, 100)
 BEGIN ISOLATION LEVEL $level;
 SELECT outcome, proceed::int AS proceed, status, quote_nullable(response) AS response
-FROM idem_begin('$tag-' || :k, 'POST /charges', idem_hash(:k::text)) \\gset
+FROM idem_begin('$tag-' || :k, 'POST /charges', idem_hash_text(:k::text)) \\gset
 \\if :proceed
 INSERT INTO charges (key, client) VALUES ('$tag-' || :k, :client_id);
 SELECT idem_finish('$tag-' || :k, jsonb_build_object('client', :client_id), 201);
@@ -66,14 +66,14 @@ $node->safe_psql('postgres', <<'EOS');
 TRUNCATE answers;
 CREATE TABLE waits (event text);
 BEGIN;
-SELECT idem_begin('held', 'POST /charges', idem_hash('held'));
+SELECT idem_begin('held', 'POST /charges', idem_hash_text('held'));
 PREPARE TRANSACTION 'holder';
 EOS
 
 # Each retry also looks whether anyone, itself included, waits for a lock on
 # a transaction or a row.
 hammer($node, '16 clients, one key held', <<'EOS',
-WITH c AS (SELECT * FROM idem_begin('held', 'POST /charges', idem_hash('held')))
+WITH c AS (SELECT * FROM idem_begin('held', 'POST /charges', idem_hash_text('held')))
 INSERT INTO answers SELECT 'held', outcome, status, NULL FROM c;
 INSERT INTO waits SELECT wait_event FROM pg_stat_activity
 WHERE wait_event_type = 'Lock' AND wait_event IN ('transactionid', 'tuple', 'spectoken', 'virtualxid', 'advisory');
@@ -86,7 +86,7 @@ is($node->safe_psql('postgres', 'SELECT count(*) FROM waits'),
 	'0', 'and none of them was seen waiting for a lock');
 
 $node->safe_psql('postgres', "ROLLBACK PREPARED 'holder'");
-is($node->safe_psql('postgres', "SELECT outcome FROM idem_begin('held', 'POST /charges', idem_hash('held'))"),
+is($node->safe_psql('postgres', "SELECT outcome FROM idem_begin('held', 'POST /charges', idem_hash_text('held'))"),
 	'started', 'when the holder has rolled back, the key is free');
 
 $node->stop;

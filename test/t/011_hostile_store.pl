@@ -95,7 +95,7 @@ is($mallory->query("SELECT key, attempt FROM idem_resume(1, key => 'resume', sto
 is($mallory->error("SELECT idem_finish('stale', NULL, attempt => 2, store => 'evil')"),
 	'IK001', 'a stale one');
 is($node->safe_psql('postgres',
-		"SELECT length(route), completed, resumed, stale FROM idem_stats WHERE route LIKE repeat('é', 100) || '%'"),
+		"SELECT length(route), completed, resumed, stale FROM idem_stat_routes WHERE route LIKE repeat('é', 100) || '%'"),
 	'127|1|1|1', 'they are counted under what there is room for');
 
 # Tables of policies whose owner has changed them: refused, whatever is read
@@ -105,8 +105,8 @@ foreach my $change (
 	[ 'idem_service_policies', 'DROP CONSTRAINT idem_service_policies_open_time_check, ALTER open_time TYPE int8 USING 5' ],
 	[ 'idem_service_policies', 'DROP COLUMN open_time' ],
 	[ 'idem_service_policies', 'RENAME TO idem_nothing' ],
-	[ 'idem_routes', 'DROP CONSTRAINT idem_routes_keep_check, ALTER keep TYPE int USING 1' ],
-	[ 'idem_routes', 'DROP COLUMN response_ttl' ],
+	[ 'idem_route_policies', 'DROP CONSTRAINT idem_route_policies_keep_check, ALTER keep TYPE int USING 1' ],
+	[ 'idem_route_policies', 'DROP COLUMN response_ttl' ],
 	[ 'idem_outbox', 'ALTER available_at TYPE text' ],
 	[ 'idem_outbox', 'RENAME topic TO t2' ],
 	[ 'idem_outbox', 'SET UNLOGGED' ],
@@ -114,14 +114,14 @@ foreach my $change (
 {
 	my ($table, $action) = @$change;
 	my $call = {
-		idem_routes => "idem_begin('k', 'r', NULL)",
+		idem_route_policies => "idem_begin('k', 'r', NULL)",
 		idem_service_policies => "idem_breaker_allow('s')",
 		idem_outbox => "idem_outbox_take('t')"
 	}->{$table};
 
 	sqlstate_is($node, 'postgres', undef, <<EOS, $action =~ /^RENAME TO/ ? '42P01' : '55000', "$table: $action");
 INSERT INTO idem_service_policies (service, open_time) VALUES ('a', '1 h');
-INSERT INTO idem_routes (route, keep) VALUES ('a', 'all');
+INSERT INTO idem_route_policies (route, keep) VALUES ('a', 'all');
 SELECT idem_publish('t', '{}', 'g'), idem_publish('t', '{}');
 SELECT $call;
 BEGIN;
@@ -131,7 +131,7 @@ EOS
 	sqlstate_is($node, 'postgres', undef, <<EOS, '00000', 'and good again');
 SELECT $call;
 DELETE FROM idem_service_policies;
-DELETE FROM idem_routes;
+DELETE FROM idem_route_policies;
 EOS
 }
 # A table whose statements would find other columns than were checked; the
@@ -169,11 +169,11 @@ is( $node->safe_psql('postgres',
 $node->safe_psql('postgres', 'DROP TABLE audit; DELETE FROM idem_outbox');
 # Further columns do no harm, nor do they once they have gone.
 is( $node->safe_psql('postgres', <<'EOS'), "started\nt\nstarted\nt", 'further columns');
-ALTER TABLE idem_routes ADD note text;
+ALTER TABLE idem_route_policies ADD note text;
 ALTER TABLE idem_service_policies ADD note text;
 SELECT outcome FROM idem_begin('note1', 'r', NULL);
 SELECT idem_breaker_allow('s');
-ALTER TABLE idem_routes DROP note;
+ALTER TABLE idem_route_policies DROP note;
 ALTER TABLE idem_service_policies DROP note;
 SELECT outcome FROM idem_begin('note2', 'r', NULL);
 SELECT idem_breaker_allow('s');

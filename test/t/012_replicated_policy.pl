@@ -17,7 +17,7 @@ my $subscriber = new_node('subscriber', "wal_level = logical\n");
 
 $_->safe_psql('postgres', 'CREATE EXTENSION pg_idem') foreach $publisher, $subscriber;
 $publisher->safe_psql('postgres', 
-	'CREATE PUBLICATION policies FOR TABLE idem_routes, idem_service_policies');
+	'CREATE PUBLICATION policies FOR TABLE idem_route_policies, idem_service_policies');
 $subscriber->safe_psql('postgres',
 	"CREATE SUBSCRIPTION policies CONNECTION '"
 	  . $publisher->connstr
@@ -46,13 +46,13 @@ $session->query("SELECT idem_begin('k', 'r', NULL)");
 $session->query("UPDATE idempotency_keys SET lease_until = '2000-01-01'");
 
 $publisher->safe_psql('postgres',
-	"INSERT INTO idem_routes (route, on_lost_lease) VALUES ('r', 'hold')");
-replicated('1', 'idem_routes', 'the policy has been replicated');
+	"INSERT INTO idem_route_policies (route, on_lost_lease) VALUES ('r', 'hold')");
+replicated('1', 'idem_route_policies', 'the policy has been replicated');
 is($session->query("SELECT outcome FROM idem_begin('k', 'r', NULL)"),
 	'unknown', 'an open session of the subscriber goes by it');
 
-$publisher->safe_psql('postgres', 'DELETE FROM idem_routes');
-replicated('0', 'idem_routes', 'its end has been replicated');
+$publisher->safe_psql('postgres', 'DELETE FROM idem_route_policies');
+replicated('0', 'idem_route_policies', 'its end has been replicated');
 is($session->query("SELECT outcome FROM idem_begin('k', 'r', NULL)"),
 	'resumed', 'the session goes by that');
 

@@ -59,7 +59,7 @@ EOS
 is( $psql->query(<<'EOS'), "2\nt\nt\n0", 'consumers, policies and the sweep');
 SELECT attempt FROM idem_resume(store => 'further');
 SELECT idem_receive('consumer', 'm');
-INSERT INTO idem_routes (route, ttl) VALUES ('r', '1 h');
+INSERT INTO idem_route_policies (route, ttl) VALUES ('r', '1 h');
 SELECT expires_at < now() + interval '2 h' FROM idem_begin('brief', 'r', NULL);
 SELECT idem_expire();
 EOS
@@ -69,7 +69,7 @@ SELECT attempt FROM idem_outbox_take('topic');
 SELECT idem_outbox_done(id, 1) FROM idem_outbox;
 SELECT idem_breaker_allow('service');
 SELECT idem_breaker_record('service', true);
-SELECT count(*) FROM idem_services;
+SELECT count(*) FROM idem_stat_services;
 EOS
 
 # Those that have not been called, if only with NULL: an error of their own is
@@ -109,7 +109,7 @@ sub elsewhere
 	return;
 }
 
-elsewhere("UPDATE idem_routes SET ttl = '1 day' WHERE route = 'r'");
+elsewhere("UPDATE idem_route_policies SET ttl = '1 day' WHERE route = 'r'");
 is($psql->query(<<'EOS'), 't', 'a policy that was changed is noticed');
 SELECT expires_at > now() + interval '2 h' FROM idem_begin('long', 'r', NULL);
 EOS
@@ -259,9 +259,9 @@ is($psql->error("SELECT idem_publish('topic', '1')"),
 make_plain('idem_outbox');
 is($psql->query("SELECT idem_publish('topic', '1') IS NOT NULL"),
 	't', '... until it is plain again');
-distribute('idem_routes');
+distribute('idem_route_policies');
 is($psql->error($begin), '55000', 'a distributed table of policies is refused');
-make_plain('idem_routes');
+make_plain('idem_route_policies');
 is($psql->query($begin), 'in_progress', '... until it is plain again');
 distribute('idem_service_policies');
 is($psql->error("SELECT idem_breaker_allow('another')"),

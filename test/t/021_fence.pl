@@ -42,7 +42,7 @@ sub begin
 
 	return
 	  "SELECT proceed, outcome, status, attempt FROM idem_begin('$key',"
-	  . " '$route', idem_hash('$key'::text)$more);";
+	  . " '$route', idem_hash_text('$key')$more);";
 }
 
 sub finish
@@ -369,7 +369,7 @@ foreach my $level (@levels)
 			is( $A->query(
 					$BEGIN
 					  . "SELECT idem_checkpoint('$key', 'step $step',"
-					  . " jsonb_build_object('n', $step), '1 h', attempt => 1)"
+					  . " jsonb_build_object('n', $step), lease => '1 h', attempt => 1)"
 					  . " > clock_timestamp(); COMMIT"),
 				't',
 				"$what renews, late or not");
@@ -407,7 +407,7 @@ foreach my $level (@levels)
 		end_lease($key);
 		is( $B->query(
 				"SELECT outcome, attempt, step, step_data FROM"
-				  . " idem_begin('$key', 'POST /charges', idem_hash('$key'::text))"
+				  . " idem_begin('$key', 'POST /charges', idem_hash_text('$key'))"
 			),
 			'resumed|2|called|{"id": 1}',
 			"$level: the next owner gets the last checkpoint");
@@ -437,7 +437,7 @@ foreach my $level (@levels)
 		my $key = 'failing-' . ++$n;
 		my $what = "$level: a 503";
 
-		$psql->query("INSERT INTO idem_routes (route, max_attempts, keep)"
+		$psql->query("INSERT INTO idem_route_policies (route, max_attempts, keep)"
 			  . " VALUES ('three', 3, 'final'), ('all', 3, 'all')"
 			  . ' ON CONFLICT DO NOTHING');
 		foreach my $attempt (1 .. 3)
@@ -504,9 +504,9 @@ sub told
 foreach my $level (@levels)
 {
 	my $key = 'policy-' . ++$n;
-	my $hold = "INSERT INTO idem_routes (route, on_lost_lease)"
+	my $hold = "INSERT INTO idem_route_policies (route, on_lost_lease)"
 	  . " VALUES ('changing', 'hold')";
-	my $resume = "DELETE FROM idem_routes WHERE route = 'changing'";
+	my $resume = "DELETE FROM idem_route_policies WHERE route = 'changing'";
 	my ($resumed, $unknown) = ('t|resumed||2', 'f|unknown|409|1');
 
 	$A->query(begin($key, route => 'changing'));
@@ -535,7 +535,7 @@ foreach my $level (@levels)
 	is($B->query("BEGIN ISOLATION LEVEL $level;"
 			  . begin($key, route => 'changing') . 'ROLLBACK'),
 		$unknown, "$level: the next transaction sees the next change");
-	$A->query('TRUNCATE idem_routes');
+	$A->query('TRUNCATE idem_route_policies');
 	is($B->query("BEGIN ISOLATION LEVEL $level;"
 			  . begin($key, route => 'changing') . 'ROLLBACK'),
 		$resumed, "$level: and TRUNCATE is one");
@@ -640,7 +640,7 @@ foreach my $level (@levels)
 
 # On hold: only for who says so, unless their owner has let go of them.
 {
-	$psql->query("INSERT INTO idem_routes (route, on_lost_lease, max_attempts)"
+	$psql->query("INSERT INTO idem_route_policies (route, on_lost_lease, max_attempts)"
 		  . " VALUES ('held', 'hold', NULL), ('tired', 'resume', 1)");
 	lost_claims('held', 3);
 	is($B->query(resume('held', 100)), '', 'claims on hold are not resumed');

@@ -45,11 +45,11 @@ sub policy
 	return;
 }
 
-# A column of view idem_services
+# A column of view idem_stat_services
 sub service
 {
 	my ($service, $columns) = @_;
-	return $two->query("SELECT $columns FROM idem_services WHERE service = '$service'");
+	return $two->query("SELECT $columns FROM idem_stat_services WHERE service = '$service'");
 }
 
 sub allow
@@ -78,7 +78,7 @@ my @counts = in_one_window(
 		hammer($node, '64 clients, requests and retries', <<"EOS", @clients);
 INSERT INTO answers
 SELECT 'budget', count(*) FILTER (WHERE yes), count(*) FILTER (WHERE NOT yes)
-FROM (SELECT i % 2 = 0 AS retry, idem_budget('budget$n', i % 2 = 0) AS yes
+FROM (SELECT i % 2 = 0 AS retry, idem_budget_allow('budget$n', i % 2 = 0) AS yes
 	FROM generate_series(1, $calls) i OFFSET 0) b
 WHERE retry;
 EOS
@@ -87,7 +87,7 @@ EOS
 		my $counted = service("budget$n",
 			'window_requests, window_retries, retries_refused');
 		my $limit = 0.125 * 64 * $calls / 2 + 0.5 * 10;
-		my $rest = $one->query("SELECT count(*) FILTER (WHERE idem_budget('budget$n', true))"
+		my $rest = $one->query("SELECT count(*) FILTER (WHERE idem_budget_allow('budget$n', true))"
 			  . " FROM generate_series(1, $limit + 100)");
 		my $fits = service("budget$n", "clock_timestamp() < since + interval '9 s'");
 		return ($fits, 64 * $calls / 2, $limit, $counted, $allowed, $refused, $rest);
@@ -103,7 +103,7 @@ is($allowed + $rest, $limit, 'and in the end exactly as many as may be');
 # A ratio that allows all, and one that allows none
 policy('all', retry_ratio => 'Infinity', retry_min_per_second => 0);
 policy('none', retry_ratio => 0, retry_min_per_second => 0);
-is($one->query("SELECT idem_budget('all', true), idem_budget('none', false), idem_budget('none', true)"),
+is($one->query("SELECT idem_budget_allow('all', true), idem_budget_allow('none', false), idem_budget_allow('none', true)"),
 	't|t|f', 'a ratio without limit, and one of nothing');
 
 #
@@ -137,7 +137,7 @@ is(record($one, 'seen', 'true'), 'open', 'a call from before that ends now chang
 is(service('seen', 'breaker, opened, calls_ok, calls_failed, calls_refused'),
 	'open|1|3|2|2', 'and is counted');
 is($two->query("SELECT open_until > now(), open_until < now() + interval '61 minutes'"
-		  . " FROM idem_services WHERE service = 'seen'"), 't|t', 'open_until');
+		  . " FROM idem_stat_services WHERE service = 'seen'"), 't|t', 'open_until');
 
 # The default: 100 calls, the last 100 of them
 is($one->query(q(
@@ -366,23 +366,23 @@ $node->safe_psql('other', 'CREATE EXTENSION pg_idem');
 		my ($n) = @_;
 		my $apart = "apart$n";
 
-		$node->safe_psql('other', "SELECT idem_budget('$apart', true)");
+		$node->safe_psql('other', "SELECT idem_budget_allow('$apart', true)");
 		$one->query("SELECT idem_begin('$apart', '$apart', NULL),"
-			  . " idem_budget('$apart', false), idem_budget('$apart', false)");
-		my $here = $one->query("SELECT s.window_requests, t.started FROM idem_services s, idem_stats t"
+			  . " idem_budget_allow('$apart', false), idem_budget_allow('$apart', false)");
+		my $here = $one->query("SELECT s.window_requests, t.started FROM idem_stat_services s, idem_stat_routes t"
 			  . " WHERE s.service = '$apart' AND t.route = '$apart'");
 		# the older one of the two, and so the one that says whether it fits
 		return (
 			split(/\|/, $node->safe_psql('other',
 				"SELECT clock_timestamp() < since + interval '9 s', window_requests, window_retries"
-				  . " FROM idem_services WHERE service = '$apart'")),
+				  . " FROM idem_stat_services WHERE service = '$apart'")),
 			$here);
 	});
 is($counts[2], '2|1', 'a service, and a route of the same name');
 is("$counts[0]|$counts[1]", '0|1', 'and a service in another database');
 my $long = 'x' x 254;
-is( $one->query("SELECT idem_budget('${long}a', false), idem_budget('${long}b', false);"
-		  . "SELECT count(*), min(length(service)) FROM idem_services WHERE service LIKE '$long%'"),
+is( $one->query("SELECT idem_budget_allow('${long}a', false), idem_budget_allow('${long}b', false);"
+		  . "SELECT count(*), min(length(service)) FROM idem_stat_services WHERE service LIKE '$long%'"),
 	"t|t\n2|255", 'names of 255 bytes that differ in the last one');
 
 # In a query that runs in parallel, by a session that has to read policies
@@ -390,9 +390,9 @@ my $parallel = PgIdemTest::Session->new($node, 'postgres');
 $parallel->query('SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0;'
 	  . 'SET min_parallel_table_scan_size = 0');
 like($parallel->query('EXPLAIN SELECT count(*) FROM big'), qr/Gather/, 'a parallel query');
-foreach my $call ("idem_budget('p', false)", "idem_breaker_allow('p')",
+foreach my $call ("idem_budget_allow('p', false)", "idem_breaker_allow('p')",
 	"idem_breaker_record('p', true)", "idem_breaker_retry_after('p')",
-	'(SELECT count(*) FROM idem_services)', '(SELECT count(*) FROM idem_stats)',
+	'(SELECT count(*) FROM idem_stat_services)', '(SELECT count(*) FROM idem_stat_routes)',
 	"idem_hedge_after('p')", 'idem_stats_reset()')
 {
 	$one->query('TRUNCATE idem_service_policies');
@@ -410,9 +410,9 @@ my $memory = "SELECT name, allocated_size FROM pg_shmem_allocations"
 
 foreach my $max (1000, 2, 1)
 {
-	$node->append_conf('postgresql.conf', "pg_idem.max_services = $max");
+	$node->append_conf('postgresql.conf', "pg_idem.max_tracked = $max");
 	$node->restart;
-	is($node->safe_psql('postgres', 'SELECT count(*) FROM idem_services'),
+	is($node->safe_psql('postgres', 'SELECT count(*) FROM idem_stat_services'),
 		0, "room for $max: a restart forgets all");
 	$node->safe_psql(
 		'postgres', q(
@@ -424,21 +424,21 @@ SELECT idem_breaker_record('busy', false);));
 
 	my $before = $node->safe_psql('postgres', $memory);
 	hammer($node, "room for $max: 64 clients, many names", <<'EOS', @ten);
-SELECT count(idem_breaker_allow('busy')), count(idem_budget('name ' || nextval('names'), false))
+SELECT count(idem_breaker_allow('busy')), count(idem_budget_allow('name ' || nextval('names'), false))
 FROM generate_series(1, 10);
 \if :client_id % 8 = 0
-INSERT INTO answers (most) SELECT count(*) FROM idem_services;
+INSERT INTO answers (most) SELECT count(*) FROM idem_stat_services;
 \endif
 EOS
 	is($node->safe_psql('postgres', 'SELECT last_value FROM names'),
 		10240, "room for $max: so many names");
 	cmp_ok($node->safe_psql('postgres', 'SELECT max(most) FROM answers'),
 		'<=', $max, "room for $max: never more are there");
-	cmp_ok($node->safe_psql('postgres', 'SELECT count(*) FROM idem_services'),
+	cmp_ok($node->safe_psql('postgres', 'SELECT count(*) FROM idem_stat_services'),
 		'>', 0, "room for $max: some are");
 	is($node->safe_psql('postgres', $memory), $before, "room for $max: no memory was taken");
 	is( $node->safe_psql('postgres',
-			"SELECT breaker, opened, calls_refused FROM idem_services WHERE service = 'busy'"),
+			"SELECT breaker, opened, calls_refused FROM idem_stat_services WHERE service = 'busy'"),
 		'open|1|10240',
 		'a service in use keeps its breaker and its counters')
 	  if $max == 1000;
@@ -447,8 +447,8 @@ EOS
 	is( $node->safe_psql(
 			'postgres', q(
 SELECT count(*) FROM generate_series(1, 2000) i, idem_begin('k', 'route ' || i, NULL);
-SELECT (SELECT count(*) FROM idem_services) + count(*) <= current_setting('pg_idem.max_services')::int,
-	bool_or(route = 'route 2000') FROM idem_stats;
+SELECT (SELECT count(*) FROM idem_stat_services) + count(*) <= current_setting('pg_idem.max_tracked')::int,
+	bool_or(route = 'route 2000') FROM idem_stat_routes;
 TRUNCATE idempotency_keys;)),
 		"2000\nt|t",
 		"room for $max: routes take the same");
@@ -458,7 +458,7 @@ TRUNCATE idempotency_keys;)),
 	$node->safe_psql('postgres', q(
 UPDATE idem_service_policies SET service = 'left alone';
 SELECT idem_breaker_record('left alone', false);
-SELECT count(idem_budget('flood ' || i, false)) FROM generate_series(1, 3000) i;));
+SELECT count(idem_budget_allow('flood ' || i, false)) FROM generate_series(1, 3000) i;));
 	is( $node->safe_psql('postgres', "SELECT idem_breaker_allow('left alone')"),
 		$max > 1 ? 'f' : 't', "room for $max: an open breaker that nobody asks for");
 }

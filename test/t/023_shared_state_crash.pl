@@ -19,7 +19,7 @@ my $node = new_node('main', <<EOC);
 restart_after_crash = on
 max_connections = 120
 pg_idem.expire = off
-pg_idem.max_services = 40
+pg_idem.max_tracked = 40
 EOC
 
 $node->safe_psql(
@@ -35,11 +35,11 @@ DECLARE
 BEGIN
 	LOOP
 		n := 's' || floor(random() * 40);
-		PERFORM idem_budget(n, false), idem_budget(n, true), idem_breaker_allow(n),
+		PERFORM idem_budget_allow(n, false), idem_budget_allow(n, true), idem_breaker_allow(n),
 			idem_breaker_record(n, random() < 0.5, '1 s'), idem_breaker_retry_after(n),
 			idem_hedge_after(n);
-		PERFORM count(*) FROM idem_services;
-		PERFORM count(*) FROM idem_stats;
+		PERFORM count(*) FROM idem_stat_services;
+		PERFORM count(*) FROM idem_stat_routes;
 		PERFORM idem_stats_reset();
 		c := idem_begin('k' || pg_backend_pid(), n, NULL);
 		IF c.proceed THEN
@@ -78,11 +78,11 @@ sub answers
 	my $session = PgIdemTest::Session->new($node, 'postgres');
 	my $said = $session->query(
 		q(
-SELECT idem_budget('alive', false), idem_budget('alive', true), idem_breaker_allow('alive'),
+SELECT idem_budget_allow('alive', false), idem_budget_allow('alive', true), idem_breaker_allow('alive'),
 	idem_breaker_record('alive', true), idem_breaker_retry_after('alive') IS NULL,
 	idem_hedge_after('alive') IS NULL, idem_breaker_allow('forced');
-SELECT count(*) <= 40 FROM idem_services;
-SELECT count(*) <= 40 FROM idem_stats;
+SELECT count(*) <= 40 FROM idem_stat_services;
+SELECT count(*) <= 40 FROM idem_stat_routes;
 SELECT idem_stats_reset();
 BEGIN;
 SELECT outcome FROM idem_begin('alive', 'alive', NULL);
@@ -133,12 +133,12 @@ eval { $run->finish };
 $session->abandon;
 ok($node->poll_query_until('postgres', 'SELECT 1', '1'), 'and is back');
 
-is($node->safe_psql('postgres', 'SELECT count(*) FROM idem_services'),
+is($node->safe_psql('postgres', 'SELECT count(*) FROM idem_stat_services'),
 	0, 'nothing is known of services');
-is($node->safe_psql('postgres', 'SELECT count(*) FROM idem_stats'),
+is($node->safe_psql('postgres', 'SELECT count(*) FROM idem_stat_routes'),
 	0, 'nor of routes');
 is( $node->safe_psql('postgres',
-		"SELECT idem_breaker_allow('forced'); SELECT breaker, calls_refused FROM idem_services"),
+		"SELECT idem_breaker_allow('forced'); SELECT breaker, calls_refused FROM idem_stat_services"),
 	"f\nforced_open|1", 'what a table forces holds');
 answers('after the crash');
 

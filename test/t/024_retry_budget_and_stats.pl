@@ -1,7 +1,7 @@
 # The promise: a storm of retries runs failed work again only as often as the
 # route's budget allows; who is refused is told when to come back, and keeps
 # nobody from the key.  What need not run again is never refused.  And what
-# idem_stats tells is what has happened.
+# idem_stat_routes tells is what has happened.
 
 use strict;
 use warnings;
@@ -59,19 +59,19 @@ sub failed
 	return;
 }
 
-# Columns of view idem_stats
+# Columns of view idem_stat_routes
 sub stats
 {
 	my ($route, $columns) = @_;
-	return $two->query("SELECT $columns FROM idem_stats WHERE route = '$route'");
+	return $two->query("SELECT $columns FROM idem_stat_routes WHERE route = '$route'");
 }
 
-# Columns of table idem_routes
+# Columns of table idem_route_policies
 sub route_policy
 {
 	my ($route, $ratio, $min) = @_;
 
-	$two->query("INSERT INTO idem_routes (route, retry_ratio, retry_min_per_second)"
+	$two->query("INSERT INTO idem_route_policies (route, retry_ratio, retry_min_per_second)"
 		  . " VALUES ('$route', $ratio, $min)");
 	return;
 }
@@ -167,9 +167,9 @@ is($one->query('SELECT count(*) FROM answers'), 1, 'once');
 		failed("failed$n", $route);
 
 		# three retries have been; the fourth one is the last one
-		$two->query("UPDATE idem_routes SET retry_min_per_second = 0.3 WHERE route = '$route'");
+		$two->query("UPDATE idem_route_policies SET retry_min_per_second = 0.3 WHERE route = '$route'");
 		push @said, begin($one, "failed$n", $route);
-		$two->query("UPDATE idem_routes SET retry_min_per_second = 0.4 WHERE route = '$route'");
+		$two->query("UPDATE idem_route_policies SET retry_min_per_second = 0.4 WHERE route = '$route'");
 		push @said, begin($one, "failed$n", $route);
 		finish($one, "failed$n", $route, 503, 2);
 		push @said, begin($one, "failed$n", $route),
@@ -198,7 +198,7 @@ is(begin($one, 'k', 'busy'), 'resumed', 'the one retry is still there');
 		my ($n) = @_;
 		my @said;
 
-		$two->query('TRUNCATE idempotency_keys, idem_routes');
+		$two->query('TRUNCATE idempotency_keys, idem_route_policies');
 		route_policy("ratio$n", 0.5, 'NULL');
 		route_policy("min$n", 'NULL', 0.1);
 		foreach my $route ("ratio$n", "min$n", "no policy$n")
@@ -253,7 +253,7 @@ is($told, "resumed$may throttled$not", 'all were told');
 #
 # What is counted
 #
-$two->query('TRUNCATE idempotency_keys, idem_routes');
+$two->query('TRUNCATE idempotency_keys, idem_route_policies');
 my $all = 'started, resumed, replayed, in_progress, mismatch, expired, unknown, throttled,'
   . ' completed, failed, stale';
 begin($one, "$_", 'all') foreach 1 .. 9;				# 9 started
@@ -282,25 +282,25 @@ $one->query("SELECT idem_lookup('1', 'all'), idem_hedge_after('all')");
 my $expected = '10|1|5|4|3|2|8|7|6|2|5';
 is(stats('all', $all), $expected, 'every answer is counted, and nothing else');
 is(stats('never', $all), '', 'no route is made up');
-is($two->query("SELECT idem_hedge_after('never') IS NULL; SELECT count(*) FROM idem_stats WHERE route = 'never'"),
+is($two->query("SELECT idem_hedge_after('never') IS NULL; SELECT count(*) FROM idem_stat_routes WHERE route = 'never'"),
 	"t\n0", 'nor by idem_hedge_after');
 
 # Databases are apart, and so is what is reset.
 $node->safe_psql('postgres', 'CREATE DATABASE other');
-$node->safe_psql('other', "CREATE EXTENSION pg_idem; SELECT idem_begin('k', 'all', NULL); SELECT idem_budget('all', false)");
-is($node->safe_psql('other', "SELECT $all FROM idem_stats"), '1|0|0|0|0|0|0|0|0|0|0', 'another database');
+$node->safe_psql('other', "CREATE EXTENSION pg_idem; SELECT idem_begin('k', 'all', NULL); SELECT idem_budget_allow('all', false)");
+is($node->safe_psql('other', "SELECT $all FROM idem_stat_routes"), '1|0|0|0|0|0|0|0|0|0|0', 'another database');
 is(stats('all', $all), $expected, 'has nothing to do with it');
 $one->query("INSERT INTO idem_service_policies (service, minimum_calls, open_time) VALUES ('b', 1, '1 hour');"
-	  . "SELECT idem_breaker_record('b', false, '1 day'), idem_breaker_allow('b'), idem_budget('b', true)");
+	  . "SELECT idem_breaker_record('b', false, '1 day'), idem_breaker_allow('b'), idem_budget_allow('b', true)");
 my $before = $node->safe_psql('postgres', 'SELECT clock_timestamp()');
 $one->query('BEGIN; SELECT idem_stats_reset(); ROLLBACK');
 is(stats('all', $all), join('|', (0) x 11), 'a reset');
-is($two->query("SELECT bool_and(since >= '$before') FROM (SELECT since FROM idem_stats UNION SELECT since FROM idem_services) s"),
+is($two->query("SELECT bool_and(since >= '$before') FROM (SELECT since FROM idem_stat_routes UNION SELECT since FROM idem_stat_services) s"),
 	't', 'since when');
 is( $two->query('SELECT service, breaker, opened, calls_ok, calls_failed, calls_slow, calls_refused, retries_refused'
-		  . " FROM idem_services; SELECT idem_breaker_allow('b')"),
+		  . " FROM idem_stat_services; SELECT idem_breaker_allow('b')"),
 	"b|open|0|0|0|0|0|0\nf", 'leaves breakers alone');
-is($node->safe_psql('other', "SELECT started FROM idem_stats"), '1', 'and other databases');
+is($node->safe_psql('other', "SELECT started FROM idem_stat_routes"), '1', 'and other databases');
 
 #
 # Run times.  How long each took is in the store, to the microsecond.
@@ -354,7 +354,7 @@ take('runs', 200, "interval '1 ms' * 1.07 ^ i", 200);
 quantiles_are_right('runs', 'from milliseconds to hours', 0.001, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99);
 is(stats('runs', "run_time_p50 = idem_hedge_after('runs', 0.5) AND run_time_p95 = idem_hedge_after('runs')"
 		  . " AND run_time_p99 = idem_hedge_after('runs', 0.99)"),
-	't', 'idem_stats tells the same');
+	't', 'idem_stat_routes tells the same');
 $two->query(q(
 DO $$ BEGIN FOR i IN 1 .. 300 LOOP
 	PERFORM idem_begin(i::text, 'quick', NULL);

@@ -29,7 +29,7 @@ CREATE FUNCTION make_failing_request(service text, has_budget bool)
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
 	FOR retry IN 0 .. 5 LOOP
-		IF NOT has_budget OR idem_budget(service, retry > 0) THEN
+		IF NOT has_budget OR idem_budget_allow(service, retry > 0) THEN
 			INSERT INTO budget_calls VALUES (service, retry > 0);
 		END IF;
 	END LOOP;
@@ -71,7 +71,7 @@ sub refused_is
 	my ($service, $expected) = @_;
 
 	is( $node->safe_psql('postgres',
-			"SELECT retries_refused FROM idem_services WHERE service = '$service'"),
+			"SELECT retries_refused FROM idem_stat_services WHERE service = '$service'"),
 		$expected, "$service: each refusal was counted");
 	return;
 }
@@ -168,12 +168,12 @@ cmp_ok($sick_calls, '<', $sick_requests / 2,
 
 # What the library has counted is what clients have seen.
 is( $node->safe_psql($db,
-		q(SELECT count(*) FROM results JOIN idem_services ON service = policy
+		q(SELECT count(*) FROM results JOIN idem_stat_services ON service = policy
 			WHERE policy = 'breaker' AND opened > 0 AND calls = calls_ok + calls_failed)),
 	'1',
 	'breaker: it opened, and all calls were recorded');
 is( $node->safe_psql($db,
-		q(SELECT count(*) FROM idem_services s
+		q(SELECT count(*) FROM idem_stat_services s
 			WHERE service IN ('budget', 'breaker') AND
 				retries_refused + calls_refused = (
 					SELECT count(*) FROM requests
