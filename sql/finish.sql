@@ -203,6 +203,12 @@ SELECT outcome FROM idem_begin('keep6', 'r', '\x01');
 UPDATE idempotency_keys SET expires_at = 'infinity' WHERE key = 'keep6';
 SELECT idem_finish('keep6', '1', attempt => 1);
 SELECT expires_at, lease_until FROM idem_lookup('keep6', 'r');
+-- where nobody can tell how long that is, the key expires when it would have
+SELECT outcome FROM idem_begin('keep7', 'r', '\x01');
+UPDATE idempotency_keys SET created_at = '-infinity', expires_at = '3000-01-01 00:00 UTC'
+WHERE key = 'keep7';
+SELECT idem_finish('keep7', '1', attempt => 1);
+SELECT outcome, expires_at = '3000-01-01 00:00 UTC' AS stands FROM idem_begin('keep7', 'r', '\x01');
 
 -- Headers: those on the list, in any case, as they are; never credentials,
 -- hop-by-hop headers and Date

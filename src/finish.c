@@ -20,6 +20,7 @@
 #include "pg_idem.h"
 
 #include "access/xact.h"
+#include "common/int.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/snapmgr.h"
@@ -265,8 +266,13 @@ retention_end(IdemStore *store, TimestampTz now, const Interval *ttl)
 	if (!idem_row_isnull(row, Anum_key_finished_at))
 		counted_from = DatumGetTimestampTz(idem_row_datum(row,
 														  Anum_key_finished_at));
+
+	/* times that the owner of the table has written may be too far apart */
 	memset(&span, 0, sizeof(span));
-	span.time = Max(expires_at - counted_from, 1);
+	if (TIMESTAMP_NOT_FINITE(counted_from) ||
+		pg_sub_s64_overflow(expires_at, counted_from, &span.time))
+		return expires_at;
+	span.time = Max(span.time, 1);
 
 	if (idem_store_row_is_ours(store) && idem_row_attempt(row) == 1 &&
 		created_at >= GetCurrentTransactionStartTimestamp() &&
