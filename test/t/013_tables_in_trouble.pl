@@ -110,18 +110,15 @@ $app->query('DROP TABLE app.odd');
 # Keys that foreign keys refer to; more of them than a sweep could try one by
 # one, and one table of which nobody has the same constraint's name alone
 #
-$node->safe_psql('postgres', <<'EOS' . expired_keys('idempotency_keys', 'held', 30000));
+$node->safe_psql('postgres', <<'EOS');
 CREATE TABLE charges (key text, tenant text, route text,
 	CONSTRAINT idem_fk FOREIGN KEY (key, tenant, route) REFERENCES idempotency_keys DEFERRABLE INITIALLY DEFERRED);
 CREATE TABLE refunds (key text, tenant text, route text,
 	CONSTRAINT idem_fk FOREIGN KEY (key, tenant, route) REFERENCES idempotency_keys);
-BEGIN;
 EOS
-$node->safe_psql('postgres', <<'EOS');
-INSERT INTO charges SELECT key, tenant, route FROM idempotency_keys WHERE key LIKE 'held%';
-EOS
-$node->safe_psql('postgres', expired_keys('idempotency_keys', 'held', 30000)
-	  . <<'EOS' . expired_keys('idempotency_keys', 'zfree', 100));
+# (in one transaction, lest a sweep come by before they are referred to)
+$node->safe_psql('postgres', 'BEGIN;' . expired_keys('idempotency_keys', 'held', 30000)
+	  . <<'EOS' . expired_keys('idempotency_keys', 'zfree', 100) . 'COMMIT');
 INSERT INTO charges SELECT key, tenant, route FROM idempotency_keys WHERE key LIKE 'held%';
 UPDATE idempotency_keys SET expires_at = '1999-01-01' WHERE key LIKE 'held%';
 EOS
