@@ -8,39 +8,43 @@ MODULE_big = pg_idem
 OBJS = \
 	src/admin.o \
 	src/after_commit.o \
-	src/breaker.o \
-	src/budget.o \
-	src/call.o \
+	src/args.o \
 	src/catalog.o \
-	src/claim.o \
+	src/claim_begin.o \
+	src/claim_call.o \
+	src/claim_fence.o \
+	src/claim_finish.o \
+	src/claim_lease.o \
+	src/claim_receive.o \
 	src/distributed.o \
-	src/etag.o \
 	src/expire_launcher.o \
 	src/expire_shared.o \
 	src/expire_sweep.o \
 	src/expire_worker.o \
-	src/finish.o \
 	src/hash.o \
-	src/http.o \
+	src/http_date.o \
+	src/http_etag.o \
+	src/http_headers.o \
+	src/http_key.o \
+	src/http_problem.o \
 	src/inval.o \
-	src/key.o \
-	src/lease.o \
 	src/outbox.o \
 	src/outbox_pick.o \
 	src/outbox_table.o \
 	src/owner.o \
 	src/pg_idem.o \
-	src/policy.o \
 	src/policy_cache.o \
+	src/policy_result.o \
+	src/policy_route.o \
+	src/policy_service.o \
+	src/registry.o \
+	src/registry_breaker.o \
+	src/registry_budget.o \
+	src/registry_stats.o \
 	src/retry.o \
-	src/problem.o \
-	src/receive.o \
-	src/routes.o \
-	src/services.o \
-	src/shmem.o \
-	src/stats.o \
 	src/store.o \
-	src/store_check.o
+	src/store_check.o \
+	src/timespan.o
 
 EXTENSION = pg_idem
 DATA = $(wildcard sql/pg_idem--*.sql)
@@ -90,5 +94,5 @@ ifneq ($(strip $(TAP_TESTS)),)
 installcheck: $(TEST_MODULE)$(DLSUFFIX)
 endif
 
-$(OBJS): src/pg_idem.h src/expire.h src/compat.h
+$(OBJS): $(wildcard src/*.h)
 endif

@@ -11,7 +11,7 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
 #include "catalog/namespace.h"
 #include "catalog/pg_extension.h"
@@ -22,6 +22,8 @@
 #include "utils/lsyscache.h"
 #include "utils/regproc.h"
 #include "utils/varlena.h"
+
+#include "catalog.h"
 
 PG_FUNCTION_INFO_V1(idem_create_table);
 PG_FUNCTION_INFO_V1(idem_grant);

@@ -13,10 +13,12 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
 #include "access/xact.h"
 #include "utils/memutils.h"
+
+#include "after_commit.h"
 
 typedef struct LogLine
 {

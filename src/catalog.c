@@ -21,7 +21,7 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
 #include "access/htup_details.h"
 #include "access/relation.h"
@@ -44,6 +44,9 @@
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
+
+#include "catalog.h"
+#include "inval.h"
 
 static IdemCatalog catalog;
 static bool catalog_valid = false;

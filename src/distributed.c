@@ -19,7 +19,7 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
 #include "access/genam.h"
 #include "access/relation.h"
@@ -28,6 +28,8 @@
 #include "utils/fmgroids.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
+
+#include "catalog.h"
 
 /* Column logicalrelid, if this is a table, as it is with Citus */
 static AttrNumber

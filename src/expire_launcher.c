@@ -32,7 +32,7 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "expire.h"
+#include "postgres.h"
 
 #include "access/genam.h"
 #include "access/heapam.h"
@@ -52,6 +52,9 @@
 #include "utils/hsearch.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
+
+#include "expire.h"
+#include "catalog.h"
 
 PG_FUNCTION_INFO_V1(idem_created);
 

@@ -40,7 +40,7 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "expire.h"
+#include "postgres.h"
 
 #include "miscadmin.h"
 #include "storage/ipc.h"
@@ -48,6 +48,8 @@
 #include "storage/lwlock.h"
 #include "storage/shmem.h"
 #include "utils/timestamp.h"
+
+#include "expire.h"
 
 /* Longest time for which anything is put off, in seconds */
 #define MAX_BACKOFF_SECS	3600

@@ -33,7 +33,7 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "expire.h"
+#include "postgres.h"
 
 #include "access/table.h"
 #include "access/xact.h"
@@ -55,6 +55,14 @@
 #include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/syscache.h"
+
+#include "expire.h"
+#include "after_commit.h"
+#include "catalog.h"
+#include "outbox.h"
+#include "owner.h"
+#include "policy.h"
+#include "store.h"
 
 PG_FUNCTION_INFO_V1(idem_expire);
 

@@ -18,7 +18,7 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "expire.h"
+#include "postgres.h"
 
 #include "access/xact.h"
 #include "catalog/pg_database.h"
@@ -36,6 +36,9 @@
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timeout.h"
+
+#include "expire.h"
+#include "catalog.h"
 
 /*
  * What a worker may take: a step of it, before it is cancelled, and all of

@@ -16,7 +16,7 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
 #include "common/sha2.h"
 #include "port/pg_bswap.h"
@@ -24,6 +24,9 @@
 #include "utils/fmgrprotos.h"
 #include "utils/numeric.h"
 #include "utils/uuid.h"
+
+#include "hash.h"
+#include "args.h"
 
 PG_FUNCTION_INFO_V1(idem_hash_bytes);
 PG_FUNCTION_INFO_V1(idem_hash_jsonb);

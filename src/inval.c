@@ -16,10 +16,16 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
 #include "utils/inval.h"
 #include "utils/syscache.h"
+
+#include "inval.h"
+#include "catalog.h"
+#include "outbox.h"
+#include "policy.h"
+#include "store.h"
 
 /* A table was changed; any may have been, if relid is invalid. */
 static void

@@ -42,7 +42,7 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
 #include "access/xact.h"
 #include "commands/async.h"
@@ -53,7 +53,15 @@
 #include "miscadmin.h"
 #include "storage/lock.h"
 #include "utils/builtins.h"
+#include "utils/jsonb.h"
 #include "utils/uuid.h"
+
+#include "outbox.h"
+#include "after_commit.h"
+#include "args.h"
+#include "retry.h"
+#include "row.h"
+#include "timespan.h"
 
 PG_FUNCTION_INFO_V1(idem_publish);
 PG_FUNCTION_INFO_V1(idem_outbox_take);

@@ -43,7 +43,7 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
 #include "access/relscan.h"
 #include "access/xact.h"
@@ -55,6 +55,9 @@
 #include "utils/hsearch.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
+
+#include "outbox.h"
+#include "row.h"
 
 /* Messages that wait behind another before the groups have their turns */
 #define MAX_WAITING		100

@@ -11,7 +11,7 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
 #include "access/table.h"
 #include "catalog/pg_collation.h"
@@ -22,6 +22,11 @@
 #include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
+
+#include "outbox.h"
+#include "after_commit.h"
+#include "catalog.h"
+#include "inval.h"
 
 /*
  * Columns of idem_outbox.  The statements go by their names, outbox_pick.c by
@@ -329,7 +334,7 @@ idem_outbox_close(IdemOutbox *outbox)
 }
 
 /* ----------------------------------------------------------------
- *		Purge, for the sweep (expire.c), which has become the owner
+ *		Purge, for the sweep (expire_sweep.c), which has become the owner
  * ----------------------------------------------------------------
  */
 

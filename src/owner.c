@@ -17,7 +17,7 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
 #include "access/xact.h"
 #include "executor/spi.h"
@@ -25,6 +25,9 @@
 #include "utils/builtins.h"
 #include "utils/rel.h"
 #include "utils/resowner.h"
+
+#include "owner.h"
+#include "row.h"
 
 /*
  * From here on until idem_become_caller(), be the owner of rel.  Settings

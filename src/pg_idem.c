@@ -10,13 +10,19 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "expire.h"
+#include "postgres.h"
 
 #include <float.h>
 #include <limits.h>
 
 #include "miscadmin.h"
 #include "utils/guc.h"
+
+#include "pg_idem.h"
+#include "expire.h"
+#include "http.h"
+#include "policy.h"
+#include "registry.h"
 
 PG_MODULE_MAGIC_EXT(.name = "pg_idem", .version = "1.0");
 
@@ -242,7 +248,7 @@ _PG_init(void)
 
 	if (!process_shared_preload_libraries_in_progress)
 		return;
-	idem_shmem_init();
+	idem_registry_init();
 
 	/* pg_upgrade needs the settings, and must meet no worker */
 	if (!IsBinaryUpgrade)

@@ -15,11 +15,12 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
 #include "access/relation.h"
 #include "access/tableam.h"
 #include "catalog/pg_class.h"
+#include "catalog/pg_type.h"
 #include "commands/trigger.h"
 #include "utils/builtins.h"
 #include "utils/hsearch.h"
@@ -27,6 +28,11 @@
 #include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
+
+#include "policy.h"
+#include "catalog.h"
+#include "inval.h"
+#include "timespan.h"
 
 PG_FUNCTION_INFO_V1(idem_policy_changed);
 
@@ -67,36 +73,57 @@ idem_policy_changed(PG_FUNCTION_ARGS)
 	PG_RETURN_POINTER(NULL);
 }
 
-/* Columns of a row of policies; what is not there is zero, or "" */
-
-Interval
-idem_policy_interval(TupleTableSlot *slot, AttrNumber attno)
+/* The type of a column of each kind, and the size of what it is kept as */
+static const struct
 {
-	Interval	zero = {0};
+	Oid			type;
+	Size		size;
+}			kinds[] = {
+	[IDEM_POLICY_INTERVAL] = {INTERVALOID, sizeof(Interval)},
+	[IDEM_POLICY_USECS] = {INTERVALOID, sizeof(int64)},
+	[IDEM_POLICY_INT] = {INT4OID, sizeof(int32)},
+	[IDEM_POLICY_FLOAT] = {FLOAT8OID, sizeof(double)},
+	[IDEM_POLICY_WORD] = {TEXTOID, sizeof(int)}
+};
 
-	return slot->tts_isnull[attno - 1] ? zero :
-		*DatumGetIntervalP(slot->tts_values[attno - 1]);
+/* Which of a column's words is this?  A CHECK constraint keeps others out. */
+static int
+find_word(const IdemPolicyColumn *column, Datum value)
+{
+	char	   *word = TextDatumGetCString(value);
+
+	for (int i = 1; column->words[i] != NULL; i++)
+	{
+		if (strcmp(column->words[i], word) == 0)
+			return i;
+	}
+	return 0;
 }
 
-const char *
-idem_policy_text(TupleTableSlot *slot, AttrNumber attno)
+static void
+load_column(const IdemPolicyColumn *column, Datum value, char *policy)
 {
-	return slot->tts_isnull[attno - 1] ? "" :
-		TextDatumGetCString(slot->tts_values[attno - 1]);
-}
+	void	   *to = policy + column->offset;
 
-int32
-idem_policy_int(TupleTableSlot *slot, AttrNumber attno)
-{
-	return slot->tts_isnull[attno - 1] ? 0 :
-		DatumGetInt32(slot->tts_values[attno - 1]);
-}
-
-double
-idem_policy_float(TupleTableSlot *slot, AttrNumber attno)
-{
-	return slot->tts_isnull[attno - 1] ? 0 :
-		DatumGetFloat8(slot->tts_values[attno - 1]);
+	switch (column->kind)
+	{
+		case IDEM_POLICY_INTERVAL:
+			*(Interval *) to = *DatumGetIntervalP(value);
+			break;
+		case IDEM_POLICY_USECS:
+			*(int64 *) to = idem_interval_usecs(DatumGetIntervalP(value),
+												column->name);
+			break;
+		case IDEM_POLICY_INT:
+			*(int32 *) to = DatumGetInt32(value);
+			break;
+		case IDEM_POLICY_FLOAT:
+			*(double *) to = DatumGetFloat8(value);
+			break;
+		case IDEM_POLICY_WORD:
+			*(int *) to = find_word(column, value);
+			break;
+	}
 }
 
 static void
@@ -113,9 +140,30 @@ load_row(IdemPolicyCache *cache, HTAB *table, TupleTableSlot *slot)
 	text_to_cstring_buffer(DatumGetTextPP(slot->tts_values[0]), name,
 						   sizeof(name));
 	row = hash_search(table, name, HASH_ENTER, NULL);
-	for (int i = 1; i <= cache->natts; i++)
-		row->has[i] = !slot->tts_isnull[i - 1];
-	cache->load(row, slot);
+	memset(row->policy, 0, cache->size);
+	for (int i = 0; i < cache->ncolumns; i++)
+	{
+		row->has[i] = !slot->tts_isnull[i + 1];
+		if (row->has[i])
+			load_column(&cache->columns[i], slot->tts_values[i + 1],
+						(char *) row->policy);
+	}
+}
+
+/* Put what a row says over a policy; what is NULL in it stays as it is. */
+void
+idem_apply_policy(const IdemPolicyCache *cache, const IdemPolicyRow *row,
+				  void *policy)
+{
+	for (int i = 0; i < cache->ncolumns; i++)
+	{
+		const IdemPolicyColumn *column = &cache->columns[i];
+
+		if (row->has[i])
+			memcpy((char *) policy + column->offset,
+				   (const char *) row->policy + column->offset,
+				   kinds[column->kind].size);
+	}
 }
 
 /*
@@ -128,13 +176,15 @@ check_table(const IdemPolicyCache *cache, Relation rel)
 {
 	TupleDesc	desc = RelationGetDescr(rel);
 	bool		same = rel->rd_rel->relkind == RELKIND_RELATION &&
-		desc->natts >= cache->natts;
+		desc->natts > cache->ncolumns &&
+		TupleDescAttr(desc, 0)->atttypid == TEXTOID;
 
-	for (int i = 0; same && i < cache->natts; i++)
+	for (int i = 0; same && i < cache->ncolumns; i++)
 	{
-		Form_pg_attribute att = TupleDescAttr(desc, i);
+		Form_pg_attribute att = TupleDescAttr(desc, i + 1);
 
-		same = !att->attisdropped && att->atttypid == cache->types[i];
+		same = !att->attisdropped &&
+			att->atttypid == kinds[cache->columns[i].kind].type;
 	}
 	if (!same)
 		ereport(ERROR,
@@ -173,7 +223,7 @@ load(IdemPolicyCache *cache, Oid relid)
 									ALLOCSET_SMALL_SIZES);
 	memset(&ctl, 0, sizeof(ctl));
 	ctl.keysize = IDEM_MAX_NAME + 1;
-	ctl.entrysize = cache->rowsize;
+	ctl.entrysize = offsetof(IdemPolicyRow, policy) + cache->size;
 	ctl.hcxt = context;
 	table = hash_create("pg_idem policies", 16, &ctl,
 						HASH_ELEM | HASH_STRINGS | HASH_CONTEXT);
@@ -226,8 +276,8 @@ idem_policies(IdemPolicyCache *cache, Oid relid)
 }
 
 /* The row for a name, or NULL; good until the next call */
-void *
-idem_policy_find(IdemPolicyCache *cache, Oid relid, text *name)
+IdemPolicyRow *
+idem_find_policy(IdemPolicyCache *cache, Oid relid, const text *name)
 {
 	HTAB	   *rows = idem_policies(cache, relid);
 	char		key[IDEM_MAX_NAME + 1];

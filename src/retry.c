@@ -11,12 +11,17 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
 #include "common/int.h"
 #include "common/pg_prng.h"
 #include "utils/builtins.h"
 #include "utils/datetime.h"
+
+#include "retry.h"
+#include "args.h"
+#include "http.h"
+#include "timespan.h"
 
 PG_FUNCTION_INFO_V1(idem_backoff);
 PG_FUNCTION_INFO_V1(idem_retryable_status);
@@ -44,66 +49,6 @@ typedef struct Backoff
 	bool		seeded;
 	pg_prng_state prng;			/* if seeded */
 } Backoff;
-
-/* ----------------------------------------------------------------
- *		Spans of time
- * ----------------------------------------------------------------
- */
-
-static int64
-add_saturated(int64 a, int64 b)
-{
-	int64		sum;
-
-	return pg_add_s64_overflow(a, b, &sum) ? PG_INT64_MAX : sum;
-}
-
-static int64
-multiply_saturated(int64 a, int64 b)
-{
-	int64		product;
-
-	return pg_mul_s64_overflow(a, b, &product) ? PG_INT64_MAX : product;
-}
-
-/*
- * An interval argument in microseconds, a month being 30 days as where
- * intervals are compared; the default where it is NULL.
- */
-int64
-idem_arg_usecs(FunctionCallInfo fcinfo, int argno, const char *what,
-			   int64 default_usecs)
-{
-	return PG_ARGISNULL(argno) ? default_usecs :
-		idem_interval_usecs(PG_GETARG_INTERVAL_P(argno), what);
-}
-
-/* Length of an interval, which must not be negative, in microseconds */
-int64
-idem_interval_usecs(const Interval *span, const char *what)
-{
-	/* 32-bit months and days in 64 bits: fits */
-	int64		days = span->month * INT64CONST(30) + span->day;
-	int64		usecs;
-
-	if (pg_mul_s64_overflow(days, USECS_PER_DAY, &usecs) ||
-		pg_add_s64_overflow(usecs, span->time, &usecs))
-		usecs = days > 0 ? PG_INT64_MAX : PG_INT64_MIN;
-	if (usecs < 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("%s must not be negative", what)));
-	return usecs;
-}
-
-Datum
-idem_usecs_to_interval(int64 usecs)
-{
-	Interval   *result = palloc0(sizeof(Interval));
-
-	result->time = usecs;
-	return IntervalPGetDatum(result);
-}
 
 /* base * 2^n, but not more than cap */
 int64
@@ -145,7 +90,7 @@ next_wait(Backoff *backoff, int32 retry)
 		case JITTER_EQUAL:
 			return v / 2 + uniform(backoff, 0, v - v / 2);
 		case JITTER_DECORRELATED:
-			high = multiply_saturated(backoff->previous, 3);
+			high = idem_multiply_usecs(backoff->previous, 3);
 			v = uniform(backoff, Min(backoff->base, high),
 						Max(backoff->base, high));
 			return Min(v, backoff->cap);
@@ -319,144 +264,6 @@ idem_retryable_sqlstate(PG_FUNCTION_ARGS)
 }
 
 /* ----------------------------------------------------------------
- *		Retry-After
- * ----------------------------------------------------------------
- */
-
-static int
-month_number(const char *name)
-{
-	for (int i = 0; i < MONTHS_PER_YEAR; i++)
-	{
-		if (strcmp(months[i], name) == 0)
-			return i + 1;
-	}
-	return 0;
-}
-
-/*
- * The full year of a date that has two digits of it: RFC 9110 wants one that
- * seems to be more than 50 years ahead to be of the past.
- */
-static int
-full_year(int two_digits, int this_year)
-{
-	int			year = this_year - this_year % 100 + two_digits;
-
-	return year > this_year + 50 ? year - 100 : year;
-}
-
-/*
- * Does s look as the shape does?  There, "a" is any letter, "0" any digit and
- * "_" a digit or a blank.
- */
-static bool
-has_shape(const char *s, const char *shape)
-{
-	for (; *shape != '\0'; s++, shape++)
-	{
-		bool		is_letter = (*s >= 'a' && *s <= 'z') ||
-			(*s >= 'A' && *s <= 'Z');
-		bool		is_digit = *s >= '0' && *s <= '9';
-
-		if (*shape == 'a' ? !is_letter :
-			*shape == '0' ? !is_digit :
-			*shape == '_' ? !is_digit && *s != ' ' :
-			*s != *shape)
-			return false;
-	}
-	return *s == '\0';
-}
-
-/*
- * Read an HTTP date, in any of the three forms that RFC 9110 has.  The name
- * of the day is not compared with the date.
- */
-static bool
-parse_http_date(const char *s, TimestampTz now, TimestampTz *result)
-{
-	struct pg_tm tm;
-	fsec_t		fsec;
-	int			utc = 0;
-	int			this_year;
-	char		month[4];
-	size_t		day_name = strspn(s, "abcdefghijklmnopqrstuvwxyz"
-								  "ABCDEFGHIJKLMNOPQRSTUVWXYZ");
-
-	if (timestamp2tm(now, &utc, &tm, &fsec, NULL, NULL) != 0)
-		return false;
-	this_year = tm.tm_year;
-	utc = 0;
-	memset(&tm, 0, sizeof(tm));
-
-	/* Sun, 06 Nov 1994 08:49:37 GMT */
-	if (has_shape(s, "aaa, 00 aaa 0000 00:00:00 GMT"))
-		(void) sscanf(s + day_name, ", %2d %3s %4d %2d:%2d:%2d",
-					  &tm.tm_mday, month, &tm.tm_year, &tm.tm_hour,
-					  &tm.tm_min, &tm.tm_sec);
-
-	/* Sunday, 06-Nov-94 08:49:37 GMT */
-	else if (day_name > 0 &&
-			 has_shape(s + day_name, ", 00-aaa-00 00:00:00 GMT"))
-	{
-		(void) sscanf(s + day_name, ", %2d-%3s-%2d %2d:%2d:%2d",
-					  &tm.tm_mday, month, &tm.tm_year, &tm.tm_hour,
-					  &tm.tm_min, &tm.tm_sec);
-		tm.tm_year = full_year(tm.tm_year, this_year);
-	}
-
-	/* Sun Nov  6 08:49:37 1994 */
-	else if (has_shape(s, "aaa aaa _0 00:00:00 0000"))
-		(void) sscanf(s + day_name, " %3s %2d %2d:%2d:%2d %4d",
-					  month, &tm.tm_mday, &tm.tm_hour, &tm.tm_min,
-					  &tm.tm_sec, &tm.tm_year);
-	else
-		return false;
-
-	tm.tm_mon = month_number(month);
-	if (tm.tm_mon == 0 || tm.tm_year < 1 ||
-		tm.tm_mday < 1 ||
-		tm.tm_mday > day_tab[isleap(tm.tm_year)][tm.tm_mon - 1] ||
-		tm.tm_hour < 0 || tm.tm_hour > 23 ||
-		tm.tm_min < 0 || tm.tm_min > 59 ||
-		tm.tm_sec < 0 || tm.tm_sec > 60)
-		return false;
-	return tm2timestamp(&tm, 0, &utc, result) == 0;
-}
-
-/*
- * How long a Retry-After header asks to wait; 0 for a date that has passed.
- * False if it is malformed: it comes from somebody else's server, and so is
- * no error of the caller's.
- */
-static bool
-parse_retry_after(char *s, int64 *usecs)
-{
-	const char *const blanks = " \t";
-	TimestampTz now = GetCurrentTimestamp();
-	TimestampTz date;
-	size_t		len;
-
-	s += strspn(s, blanks);
-	len = strlen(s);
-	while (len > 0 && strchr(blanks, s[len - 1]) != NULL)
-		s[--len] = '\0';
-
-	if (len > 0 && strspn(s, "0123456789") == len)
-	{
-		*usecs = 0;
-		for (; *s != '\0'; s++)
-			*usecs = add_saturated(multiply_saturated(*usecs, 10), *s - '0');
-		*usecs = multiply_saturated(*usecs, USECS_PER_SEC);
-		return true;
-	}
-	if (!parse_http_date(s, now, &date))
-		return false;
-	*usecs = Max(date - now, 0);
-	return true;
-}
-
-/* ----------------------------------------------------------------
  *		Whether and when to retry
  * ----------------------------------------------------------------
  */
@@ -470,7 +277,7 @@ wait_at_least(const Backoff *backoff, int64 wait, int64 asked)
 {
 	if (backoff->jitter == JITTER_NONE)
 		return Max(wait, asked);
-	return add_saturated(asked, wait);
+	return idem_add_usecs(asked, wait);
 }
 
 /*
@@ -497,7 +304,7 @@ idem_retry(PG_FUNCTION_ARGS)
 				 errmsg("max_attempts must be positive")));
 
 	has_asked = !PG_ARGISNULL(2) &&
-		parse_retry_after(text_to_cstring(PG_GETARG_TEXT_PP(2)), &asked);
+		idem_parse_retry_after(text_to_cstring(PG_GETARG_TEXT_PP(2)), &asked);
 
 	if (!PG_ARGISNULL(1))
 	{
@@ -516,7 +323,7 @@ idem_retry(PG_FUNCTION_ARGS)
 
 	/* once the key is forgotten, a retry would be a new request */
 	if (!PG_ARGISNULL(3) &&
-		PG_GETARG_TIMESTAMPTZ(3) <= add_saturated(GetCurrentTimestamp(), wait))
+		PG_GETARG_TIMESTAMPTZ(3) <= idem_add_usecs(GetCurrentTimestamp(), wait))
 		PG_RETURN_NULL();
 
 	PG_RETURN_DATUM(idem_usecs_to_interval(wait));

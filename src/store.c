@@ -4,7 +4,7 @@
  *	  Rows of a store, reached through the table and index access methods.
  *
  * This file knows no policy: it finds rows, says who stands behind them,
- * locks, inserts and updates them.  What a row means is decided in claim.c.
+ * locks, inserts and updates them.  What a row means is decided in claim_begin.c.
  *
  * THE LOCKING PROTOCOL
  *
@@ -45,7 +45,7 @@
  * Lock order.  A begin, finish or lookup locks one row.  While it waits for
  * nothing it can be part of no deadlock of its own making; a finish that
  * waits for a row is seen by the server's deadlock detector.  A batch of
- * messages (receive.c) takes its rows in the order of their keys.
+ * messages (claim_receive.c) takes its rows in the order of their keys.
  *
  * Isolation.  Under REPEATABLE READ and SERIALIZABLE nothing below the
  * executor stops a transaction from changing a row newer than its snapshot;
@@ -67,7 +67,7 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
 #include "access/htup_details.h"
 #include "access/relscan.h"
@@ -86,6 +86,9 @@
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
+
+#include "store.h"
+#include "inval.h"
 
 /* Waiting callers look again after 1 ms, then 2, 4, ... up to this many */
 #define MAX_WAIT_MSECS	25

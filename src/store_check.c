@@ -27,7 +27,7 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
 #include "access/htup_details.h"
 #include "access/transam.h"
@@ -43,6 +43,9 @@
 #include "utils/hsearch.h"
 #include "utils/rel.h"
 #include "utils/syscache.h"
+
+#include "store.h"
+#include "inval.h"
 
 #define CREATE_STORES_SO	"Create stores with idem_create_table()."
 #define NEEDS_PRIMARY_KEY \

@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * key.c
+ * http_key.c
  *	  The Idempotency-Key header: idem_parse_key().
  *
  * The header is a Structured Field (RFC 9651), an Item that is a String: the
@@ -21,11 +21,14 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
 #include "lib/stringinfo.h"
 #include "mb/pg_wchar.h"
 #include "utils/builtins.h"
+
+#include "http.h"
+#include "args.h"
 
 PG_FUNCTION_INFO_V1(idem_parse_key);
 

@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * call.c
+ * claim_call.c
  *	  idem_call: claim, work and finish in one call.
  *
  * The work is a function of the caller's, work(request jsonb), called with the
@@ -12,7 +12,7 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
 #include "access/htup_details.h"
 #include "catalog/pg_proc.h"
@@ -26,6 +26,11 @@
 #include "utils/regproc.h"
 #include "utils/syscache.h"
 #include "utils/typcache.h"
+
+#include "claim.h"
+#include "args.h"
+#include "hash.h"
+#include "http.h"
 
 PG_FUNCTION_INFO_V1(idem_call);
 

@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * receive.c
+ * claim_receive.c
  *	  The consumers' side: idem_receive, and idem_receive_batch.
  *
  * A message is a key, and the consumer is its route.  Nobody will ask for the
@@ -29,7 +29,7 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
 #include "catalog/pg_type.h"
 #include "funcapi.h"
@@ -37,6 +37,11 @@
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
+
+#include "claim.h"
+#include "args.h"
+#include "registry.h"
+#include "timespan.h"
 
 PG_FUNCTION_INFO_V1(idem_receive);
 PG_FUNCTION_INFO_V1(idem_receive_batch);

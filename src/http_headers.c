@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * http.c
+ * http_headers.c
  *	  The HTTP side of a stored result: which headers are kept.
  *
  * Only headers on the list pg_idem.replay_headers are stored and replayed.
@@ -12,9 +12,12 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
 #include "utils/guc.h"
+
+#include "http.h"
+#include "pg_idem.h"
 
 static const char *const never_kept =
 	"authentication-info, authorization, connection, cookie, date, "

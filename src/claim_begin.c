@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * claim.c
+ * claim_begin.c
  *	  Claiming a key: idem_begin, and idem_lookup, which only reads it.
  *
  * idem_begin looks at the key (store.c), decides (decide(), which is a pure
@@ -22,13 +22,13 @@
  * tell a mismatch.
  *
  * No lock is taken here but through store.c, which tells the protocol, and
- * those of shared memory while something is counted (shmem.c).
+ * those of shared memory while something is counted (registry.c).
  *
  * Copyright (c) 2026, pg_idem contributors
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
 #include "access/htup_details.h"
 #include "access/xact.h"
@@ -38,6 +38,11 @@
 #include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
 #include "utils/typcache.h"
+
+#include "claim.h"
+#include "args.h"
+#include "registry.h"
+#include "timespan.h"
 
 PG_FUNCTION_INFO_V1(idem_begin);
 PG_FUNCTION_INFO_V1(idem_lookup);
@@ -143,11 +148,24 @@ row_attempts_are_used_up(const IdemClaimRequest *req, TupleTableSlot *row)
 	return idem_row_attempt(row) >= req->policy.max_attempts;
 }
 
+static bool
+row_result_is_over(const IdemPolicy *policy, TupleTableSlot *row,
+				   TimestampTz now)
+{
+	TimestampTz finished_at = idem_row_isnull(row, Anum_key_finished_at) ?
+		DT_NOEND :
+		DatumGetTimestampTz(idem_row_datum(row, Anum_key_finished_at));
+
+	return idem_result_is_over(policy,
+							   DatumGetBool(idem_row_datum(row, Anum_key_result_dropped)),
+							   finished_at, now);
+}
+
 /* A result is told again, unless it is no longer there. */
 static Action
 replay(const IdemClaimRequest *req, Answer *ans, TupleTableSlot *row)
 {
-	if (idem_result_is_over(&req->policy, row, req->now))
+	if (row_result_is_over(&req->policy, row, req->now))
 		return answer(ans, IDEM_EXPIRED, 410);
 	return answer(ans, IDEM_REPLAYED, 0);
 }
@@ -616,7 +634,7 @@ idem_lookup(PG_FUNCTION_ARGS)
 	found = idem_store_scan_next(&store) && !idem_row_is_gone(store.row, now);
 	if (found)
 		result = form_key(store.row,
-						  idem_result_is_over(&policy, store.row, now));
+						  row_result_is_over(&policy, store.row, now));
 	idem_store_scan_end(&store);
 	UnregisterSnapshot(snapshot);
 	idem_store_close(&store);

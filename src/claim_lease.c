@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * lease.c
+ * claim_lease.c
  *	  Claims that outlive their transaction: idem_checkpoint, idem_release,
  *	  idem_resume.
  *
@@ -11,7 +11,7 @@
  * is over to a completer.
  *
  * A checkpoint or a release finds, fences and locks the claim as idem_finish
- * does (finish.c).  A resume looks for claims with a query, which may use any
+ * does (claim_fence.c).  A resume looks for claims with a query, which may use any
  * index that the store has, and then locks each row that it likes without
  * waiting (store.c): a claim goes to one completer, and one whose owner is
  * just now finishing it goes to none.
@@ -23,7 +23,7 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
@@ -33,18 +33,18 @@
 #include "utils/portal.h"
 #include "utils/rel.h"
 
+#include "claim.h"
+#include "args.h"
+#include "owner.h"
+#include "registry.h"
+#include "timespan.h"
+
 PG_FUNCTION_INFO_V1(idem_checkpoint);
 PG_FUNCTION_INFO_V1(idem_release);
 PG_FUNCTION_INFO_V1(idem_resume);
 
 /* Candidates fetched at a time by idem_resume */
 #define RESUME_CHUNK	100
-
-static text *
-row_text(TupleTableSlot *row, AttrNumber attno)
-{
-	return DatumGetTextPP(idem_row_datum(row, attno));
-}
 
 /* ----------------------------------------------------------------
  *		The owner of a claim
@@ -80,7 +80,7 @@ idem_checkpoint(PG_FUNCTION_ARGS)
 	idem_store_open(&store, idem_arg_store(fcinfo, 7), RowExclusiveLock);
 	idem_find_and_lock_claim(&store, &ref);
 
-	idem_policy_of_route(row_text(store.row, Anum_key_route), &policy);
+	idem_policy_of_route(idem_row_text(store.row, Anum_key_route), &policy);
 	idem_arg_interval(fcinfo, 6, &policy.lease);
 	lease_until = idem_time_after(GetCurrentTimestamp(), &policy.lease,
 								  "lease");
@@ -185,7 +185,7 @@ is_resumable(TupleTableSlot *row, const ResumeRequest *req, TimestampTz now,
 	if (lease_until > now)
 		return false;
 
-	idem_policy_of_route(row_text(row, Anum_key_route), policy);
+	idem_policy_of_route(idem_row_text(row, Anum_key_route), policy);
 	if (req->held)
 		return true;
 	return idem_row_attempt(row) < policy->max_attempts &&
@@ -219,7 +219,7 @@ resume(IdemStore *store, ItemPointer tid, const ResumeRequest *req,
 					TimestampTzGetDatum(idem_time_after(now, &policy.lease,
 														"lease")));
 	idem_store_update(store);
-	idem_count_outcome(row_text(next, Anum_key_route), IDEM_RESUMED, false);
+	idem_count_outcome(idem_row_text(next, Anum_key_route), IDEM_RESUMED, false);
 	return next;
 }
 

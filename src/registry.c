@@ -1,11 +1,11 @@
 /*-------------------------------------------------------------------------
  *
- * shmem.c
- *	  The table of routes and services in shared memory.
+ * registry.c
+ *	  The table of routes and entries in shared memory.
  *
  * One entry for each route that idem_begin has seen, and for each service
- * that idem_budget_allow or a breaker was asked for, with its counters (stats.c),
- * its retry budget (budget.c) and its circuit breaker (breaker.c).  Databases
+ * that idem_budget_allow or a breaker was asked for, with its counters (registry_stats.c),
+ * its retry budget (registry_budget.c) and its circuit breaker (registry_breaker.c).  Databases
  * share the table but no entry.  It has room for pg_idem.max_tracked
  * entries; when it is full, those that have not been used for the longest
  * time make room.
@@ -36,7 +36,7 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
 #include "miscadmin.h"
 #include "portability/instr_time.h"
@@ -46,19 +46,21 @@
 #include "utils/builtins.h"
 #include "utils/hsearch.h"
 
+#include "registry.h"
+
 /*
- * Where the table is full, entries go that have not been used since the first
- * such part of the time that passed between the oldest use and now.
+ * Where the table is full, the entries go whose last use lies in the oldest
+ * twentieth of the time since the oldest use of all.
  */
 #define EVICTED_PART	20
 
-typedef struct ServicesShared
+typedef struct RegistryShared
 {
 	LWLock	   *lock;
-} ServicesShared;
+} RegistryShared;
 
-static ServicesShared *shared = NULL;
-static HTAB *services = NULL;
+static RegistryShared *shared = NULL;
+static HTAB *entries = NULL;
 
 static shmem_request_hook_type prev_shmem_request_hook = NULL;
 static shmem_startup_hook_type prev_shmem_startup_hook = NULL;
@@ -73,9 +75,9 @@ request_shared_memory(void)
 {
 	if (prev_shmem_request_hook)
 		prev_shmem_request_hook();
-	RequestAddinShmemSpace(MAXALIGN(sizeof(ServicesShared)));
+	RequestAddinShmemSpace(MAXALIGN(sizeof(RegistryShared)));
 	RequestAddinShmemSpace(hash_estimate_size(idem_max_tracked,
-											  sizeof(IdemService)));
+											  sizeof(IdemEntry)));
 	RequestNamedLWLockTranche("pg_idem", 1);
 }
 
@@ -89,15 +91,15 @@ attach_shared_memory(void)
 		prev_shmem_startup_hook();
 
 	memset(&ctl, 0, sizeof(ctl));
-	ctl.keysize = sizeof(IdemServiceKey);
-	ctl.entrysize = sizeof(IdemService);
+	ctl.keysize = sizeof(IdemEntryKey);
+	ctl.entrysize = sizeof(IdemEntry);
 
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
-	shared = ShmemInitStruct("pg_idem services", sizeof(ServicesShared),
+	shared = ShmemInitStruct("pg_idem registry", sizeof(RegistryShared),
 							 &found);
 	if (!found)
 		shared->lock = &(GetNamedLWLockTranche("pg_idem"))->lock;
-	services = ShmemInitHash("pg_idem services hash", idem_max_tracked,
+	entries = ShmemInitHash("pg_idem registry hash", idem_max_tracked,
 							 idem_max_tracked, &ctl,
 							 HASH_ELEM | HASH_BLOBS);
 	LWLockRelease(AddinShmemInitLock);
@@ -105,7 +107,7 @@ attach_shared_memory(void)
 
 /* Called from _PG_init, while shared_preload_libraries is processed. */
 void
-idem_shmem_init(void)
+idem_registry_init(void)
 {
 	prev_shmem_request_hook = shmem_request_hook;
 	shmem_request_hook = request_shared_memory;
@@ -120,9 +122,9 @@ idem_shmem_init(void)
 
 /* For functions that are nothing without the table */
 void
-idem_require_shmem(void)
+idem_require_registry(void)
 {
-	if (services == NULL)
+	if (entries == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("pg_idem must be loaded via shared_preload_libraries"),
@@ -158,7 +160,7 @@ idem_monotonic_to_timestamp(int64 usecs)
  * been, as a store's owner can write to it directly; a longer one is cut.
  */
 static void
-set_key(IdemServiceKey *key, IdemServiceKind kind, const text *name)
+set_key(IdemEntryKey *key, IdemEntryKind kind, const text *name)
 {
 	memset(key, 0, sizeof(*key));
 	key->database = MyDatabaseId;
@@ -169,41 +171,41 @@ set_key(IdemServiceKey *key, IdemServiceKind kind, const text *name)
 /*
  * Take out the entries that have not been used for the longest time, at least
  * one, though all may have been used since "now", when the caller began to
- * wait for the lock.  Those with a breaker that is not at rest are spared as
- * long as there are others: callers leave such a service alone, and would find
- * the breaker closed.  Needs the lock in exclusive mode, so no entry's mutex
+ * wait for the lock.  Those that are to be kept (a breaker that is open: callers
+ * leave the service alone, and would find the breaker closed) are spared as long
+ * as there are others.  Needs the lock in exclusive mode, so no entry's mutex
  * is held.
  */
 static void
 evict(int64 now)
 {
 	HASH_SEQ_STATUS seq;
-	IdemService *service;
+	IdemEntry  *entry;
 	int64		oldest = PG_INT64_MAX;
-	int64		oldest_at_rest = PG_INT64_MAX;
+	int64		oldest_to_go = PG_INT64_MAX;
 	int64		limit;
 	bool		spare;
 
-	hash_seq_init(&seq, services);
-	while ((service = hash_seq_search(&seq)) != NULL)
+	hash_seq_init(&seq, entries);
+	while ((entry = hash_seq_search(&seq)) != NULL)
 	{
-		oldest = Min(oldest, service->last_used);
-		if (idem_breaker_is_at_rest(&service->breaker, now))
-			oldest_at_rest = Min(oldest_at_rest, service->last_used);
+		oldest = Min(oldest, entry->last_used);
+		if (entry->keep_until < now)
+			oldest_to_go = Min(oldest_to_go, entry->last_used);
 	}
-	spare = (oldest_at_rest != PG_INT64_MAX);
+	spare = (oldest_to_go != PG_INT64_MAX);
 	if (spare)
-		oldest = oldest_at_rest;
+		oldest = oldest_to_go;
 
 	limit = oldest + Max(now - oldest, 0) / EVICTED_PART;
-	hash_seq_init(&seq, services);
-	while ((service = hash_seq_search(&seq)) != NULL)
+	hash_seq_init(&seq, entries);
+	while ((entry = hash_seq_search(&seq)) != NULL)
 	{
-		if (service->last_used > limit ||
-			(spare && !idem_breaker_is_at_rest(&service->breaker, now)))
+		if (entry->last_used > limit ||
+			(spare && entry->keep_until >= now))
 			continue;
-		service->live = false;
-		hash_search(services, &service->key, HASH_REMOVE, NULL);
+		entry->live = false;
+		hash_search(entries, &entry->key, HASH_REMOVE, NULL);
 	}
 }
 
@@ -211,128 +213,164 @@ evict(int64 now)
  * Add an entry, unless another backend has by now.  Returns it with its mutex
  * held, and the lock in exclusive mode.
  */
-static IdemService *
-add_service(IdemServiceKind kind, const text *name, int64 now)
+static IdemEntry *
+add_entry(IdemEntryKind kind, const text *name, int64 now)
 {
-	IdemServiceKey key;
-	IdemService *service;
+	IdemEntryKey key;
+	IdemEntry  *entry;
 	TimestampTz since = GetCurrentTimestamp();
 	bool		found;
 
 	set_key(&key, kind, name);
 	LWLockAcquire(shared->lock, LW_EXCLUSIVE);
-	if (hash_get_num_entries(services) >= idem_max_tracked &&
-		hash_search(services, &key, HASH_FIND, NULL) == NULL)
+	if (hash_get_num_entries(entries) >= idem_max_tracked &&
+		hash_search(entries, &key, HASH_FIND, NULL) == NULL)
 		evict(now);
-	service = hash_search(services, &key, HASH_ENTER, &found);
+	entry = hash_search(entries, &key, HASH_ENTER, &found);
 	if (!found)
 	{
-		memset((char *) service + sizeof(IdemServiceKey), 0,
-			   sizeof(IdemService) - sizeof(IdemServiceKey));
-		SpinLockInit(&service->mutex);
-		service->live = true;
-		service->since = since;
-		service->last_used = now;
+		memset((char *) entry + sizeof(IdemEntryKey), 0,
+			   sizeof(IdemEntry) - sizeof(IdemEntryKey));
+		SpinLockInit(&entry->mutex);
+		entry->live = true;
+		entry->since = since;
+		entry->last_used = now;
 	}
-	SpinLockAcquire(&service->mutex);
-	return service;
+	SpinLockAcquire(&entry->mutex);
+	return entry;
 }
 
 /* Is this the entry of a route or service?  Needs the lock. */
 static bool
-is_entry_of(const IdemService *service, IdemServiceKind kind,
+is_entry_of(const IdemEntry *entry, IdemEntryKind kind,
 			const text *name)
 {
 	size_t		len = VARSIZE_ANY_EXHDR(name);
 
-	return service->live && service->key.database == MyDatabaseId &&
-		service->key.kind == kind && len <= IDEM_MAX_NAME &&
-		memcmp(service->key.name, VARDATA_ANY(name), len) == 0 &&
-		service->key.name[len] == '\0';
+	return entry->live && entry->key.database == MyDatabaseId &&
+		entry->key.kind == kind && len <= IDEM_MAX_NAME &&
+		memcmp(entry->key.name, VARDATA_ANY(name), len) == 0 &&
+		entry->key.name[len] == '\0';
 }
 
 /*
- * The entry of a route or service with its mutex held: the caller changes it
- * and calls idem_service_release(), and nothing else in between.  NULL if
- * there is none, or no shared memory.
+ * Find an entry.  Needs the lock; returns NULL if there is none.
  *
  * The last entry of each kind is remembered, since looking a name up takes
  * longer than all the rest.  It may be another's by now, or nobody's, but
  * remains a place in the table.
  */
-IdemService *
-idem_service_find(IdemServiceKind kind, const text *name, int64 now)
+static IdemEntry *
+look_up(IdemEntryKind kind, const text *name)
 {
-	static IdemService *recent[IDEM_NKINDS];
-	IdemService *service;
+	static IdemEntry *recent[IDEM_NKINDS];
+	IdemEntryKey key;
+	IdemEntry  *entry = recent[kind];
 
-	if (services == NULL)
+	if (entry != NULL && is_entry_of(entry, kind, name))
+		return entry;
+	set_key(&key, kind, name);
+	entry = hash_search(entries, &key, HASH_FIND, NULL);
+	if (entry != NULL)
+		recent[kind] = entry;
+	return entry;
+}
+
+/*
+ * The entry of a route or service with its mutex held: the caller changes it
+ * and calls idem_entry_release(), and nothing else in between.  NULL if there
+ * is none, or no shared memory.
+ */
+IdemEntry *
+idem_entry_find(IdemEntryKind kind, const text *name, int64 now)
+{
+	IdemEntry  *entry;
+
+	if (entries == NULL)
 		return NULL;
-
 	LWLockAcquire(shared->lock, LW_SHARED);
-	service = recent[kind];
-	if (service == NULL || !is_entry_of(service, kind, name))
+	entry = look_up(kind, name);
+	if (entry == NULL)
 	{
-		IdemServiceKey key;
-
-		set_key(&key, kind, name);
-		service = hash_search(services, &key, HASH_FIND, NULL);
-		if (service == NULL)
-		{
-			LWLockRelease(shared->lock);
-			return NULL;
-		}
-		recent[kind] = service;
+		LWLockRelease(shared->lock);
+		return NULL;
 	}
-	SpinLockAcquire(&service->mutex);
-	service->last_used = Max(service->last_used, now);
-	return service;
+	SpinLockAcquire(&entry->mutex);
+	entry->last_used = Max(entry->last_used, now);
+	return entry;
 }
 
 /* The same, but an entry is made if there is none. */
-IdemService *
-idem_service_acquire(IdemServiceKind kind, const text *name, int64 now)
+IdemEntry *
+idem_entry_acquire(IdemEntryKind kind, const text *name, int64 now)
 {
-	IdemService *service = idem_service_find(kind, name, now);
+	IdemEntry  *entry = idem_entry_find(kind, name, now);
 
-	if (service == NULL && services != NULL)
-		service = add_service(kind, name, now);
-	return service;
+	if (entry == NULL && entries != NULL)
+		entry = add_entry(kind, name, now);
+	return entry;
 }
 
 void
-idem_service_release(IdemService *service)
+idem_entry_release(IdemEntry *entry)
 {
-	SpinLockRelease(&service->mutex);
+	SpinLockRelease(&entry->mutex);
 	LWLockRelease(shared->lock);
 }
 
 /*
- * Copies of this database's entries of one kind, as a list of IdemService,
+ * Copy what the views show of an entry.  A histogram is large, so it is copied
+ * without the mutex: each of its buckets is read at once, and what is counted
+ * meanwhile makes no difference to a quantile.  The results of a breaker are
+ * nobody's to see.
+ */
+static IdemEntry *
+copy_entry(IdemEntry *entry)
+{
+	IdemEntry  *copy = palloc0(sizeof(IdemEntry));
+	Size		size = offsetof(IdemEntry, breaker);
+
+	if (entry->key.kind == IDEM_SERVICE)
+		size += offsetof(IdemBreaker, results);
+	SpinLockAcquire(&entry->mutex);
+	memcpy(copy, entry, size);
+	SpinLockRelease(&entry->mutex);
+	if (entry->key.kind == IDEM_ROUTE)
+		memcpy(&copy->run_times, &entry->run_times, sizeof(IdemRunTimes));
+	return copy;
+}
+
+/* A copy of an entry, or NULL if there is none */
+IdemEntry *
+idem_entry_copy(IdemEntryKind kind, const text *name)
+{
+	IdemEntry  *entry;
+	IdemEntry  *copy;
+
+	LWLockAcquire(shared->lock, LW_SHARED);
+	entry = look_up(kind, name);
+	copy = entry == NULL ? NULL : copy_entry(entry);
+	LWLockRelease(shared->lock);
+	return copy;
+}
+
+/*
+ * Copies of this database's entries of one kind, as a list of IdemEntry,
  * allocated in the current memory context.  The mutex in them means nothing.
  */
 List *
-idem_services(IdemServiceKind kind)
+idem_entries(IdemEntryKind kind)
 {
 	HASH_SEQ_STATUS seq;
-	IdemService *service;
+	IdemEntry  *entry;
 	List	   *result = NIL;
 
 	LWLockAcquire(shared->lock, LW_SHARED);
-	hash_seq_init(&seq, services);
-	while ((service = hash_seq_search(&seq)) != NULL)
+	hash_seq_init(&seq, entries);
+	while ((entry = hash_seq_search(&seq)) != NULL)
 	{
-		IdemService *copy;
-
-		if (service->key.database != MyDatabaseId ||
-			service->key.kind != kind)
-			continue;
-		copy = palloc(sizeof(IdemService));
-		result = lappend(result, copy);
-
-		SpinLockAcquire(&service->mutex);
-		memcpy(copy, service, sizeof(IdemService));
-		SpinLockRelease(&service->mutex);
+		if (entry->key.database == MyDatabaseId && entry->key.kind == kind)
+			result = lappend(result, copy_entry(entry));
 	}
 	LWLockRelease(shared->lock);
 	return result;
@@ -340,24 +378,26 @@ idem_services(IdemServiceKind kind)
 
 /* Forget what this database's entries have counted. */
 void
-idem_services_reset(void)
+idem_entries_reset(void)
 {
 	HASH_SEQ_STATUS seq;
-	IdemService *service;
+	IdemEntry  *entry;
 	TimestampTz now = GetCurrentTimestamp();
 
 	LWLockAcquire(shared->lock, LW_SHARED);
-	hash_seq_init(&seq, services);
-	while ((service = hash_seq_search(&seq)) != NULL)
+	hash_seq_init(&seq, entries);
+	while ((entry = hash_seq_search(&seq)) != NULL)
 	{
-		if (service->key.database != MyDatabaseId)
+		if (entry->key.database != MyDatabaseId)
 			continue;
-		SpinLockAcquire(&service->mutex);
-		memset(&service->counters, 0, sizeof(service->counters));
-		memset(&service->run_times, 0, sizeof(service->run_times));
-		service->breaker.opened = 0;
-		service->since = now;
-		SpinLockRelease(&service->mutex);
+		SpinLockAcquire(&entry->mutex);
+		memset(&entry->counters, 0, sizeof(entry->counters));
+		if (entry->key.kind == IDEM_ROUTE)
+			memset(&entry->run_times, 0, sizeof(entry->run_times));
+		else
+			entry->breaker.opened = 0;
+		entry->since = now;
+		SpinLockRelease(&entry->mutex);
 	}
 	LWLockRelease(shared->lock);
 }

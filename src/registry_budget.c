@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * budget.c
+ * registry_budget.c
  *	  Retry budgets: how many retries a service has to bear.
  *
  * A retry is allowed while, in a window of the last ten seconds,
@@ -14,17 +14,20 @@
  * than ten seconds, and half a second longer at the most.
  *
  * The budget is part of a service's entry in shared memory, and so is changed
- * only while that is held; see shmem.c.
+ * only while that is held; see registry.c.
  *
  * Copyright (c) 2026, pg_idem contributors
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
 #include <math.h>
 
 #include "common/pg_prng.h"
+
+#include "registry.h"
+#include "args.h"
 
 PG_FUNCTION_INFO_V1(idem_budget_allow);
 
@@ -128,13 +131,13 @@ bool
 idem_route_spend_retry(const text *route, const IdemBudgetPolicy *policy)
 {
 	int64		now = idem_monotonic_usecs();
-	IdemService *service = idem_service_acquire(IDEM_ROUTE, route, now);
+	IdemEntry  *service = idem_entry_acquire(IDEM_ROUTE, route, now);
 	bool		spent;
 
 	if (service == NULL)
 		return true;
 	spent = spend(&service->budget, policy, now);
-	idem_service_release(service);
+	idem_entry_release(service);
 	return spent;
 }
 
@@ -143,12 +146,12 @@ void
 idem_route_refund_retry(const text *route)
 {
 	int64		now = idem_monotonic_usecs();
-	IdemService *service = idem_service_acquire(IDEM_ROUTE, route, now);
+	IdemEntry  *service = idem_entry_acquire(IDEM_ROUTE, route, now);
 
 	if (service == NULL)
 		return;
 	refund(&service->budget, now);
-	idem_service_release(service);
+	idem_entry_release(service);
 }
 
 /* ----------------------------------------------------------------
@@ -164,7 +167,7 @@ idem_budget_allow(PG_FUNCTION_ARGS)
 {
 	text	   *name = idem_arg_name(fcinfo, 0, "service");
 	IdemServicePolicy policy;
-	IdemService *service;
+	IdemEntry  *service;
 	int64		now;
 	bool		is_retry;
 	bool		allowed = true;
@@ -174,11 +177,11 @@ idem_budget_allow(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("is_retry must not be null")));
 	is_retry = PG_GETARG_BOOL(1);
-	idem_require_shmem();
+	idem_require_registry();
 	idem_policy_of_service(name, &policy);
 
 	now = idem_monotonic_usecs();
-	service = idem_service_acquire(IDEM_SERVICE, name, now);
+	service = idem_entry_acquire(IDEM_SERVICE, name, now);
 	if (!is_retry)
 		idem_budget_count_request(&service->budget, now);
 	else if (!spend(&service->budget, &policy.budget, now))
@@ -186,6 +189,6 @@ idem_budget_allow(PG_FUNCTION_ARGS)
 		service->counters[IDEM_COUNT_RETRIES_REFUSED]++;
 		allowed = false;
 	}
-	idem_service_release(service);
+	idem_entry_release(service);
 	PG_RETURN_BOOL(allowed);
 }

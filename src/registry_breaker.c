@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * breaker.c
+ * registry_breaker.c
  *	  Circuit breakers: when to leave a service alone.
  *
  *				 too many of the last calls failed or were slow
@@ -21,16 +21,21 @@
  *
  * The state is part of a service's entry in shared memory, and so is changed
  * only while that is held: all connections see a change at once, and no two
- * get the same trial.  See shmem.c.
+ * get the same trial.  See registry.c.
  *
  * Copyright (c) 2026, pg_idem contributors
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
 #include "common/int.h"
 #include "utils/builtins.h"
+
+#include "registry.h"
+#include "args.h"
+#include "retry.h"
+#include "timespan.h"
 
 PG_FUNCTION_INFO_V1(idem_breaker_allow);
 PG_FUNCTION_INFO_V1(idem_breaker_record);
@@ -68,24 +73,29 @@ idem_breaker_state_name(const IdemBreaker *breaker,
 }
 
 /*
- * Would nothing be lost if a breaker were forgotten?  One whose trials have
- * been due for an hour is not in use any more.
+ * Done with the entry of a service.  A breaker that is not closed is kept for an
+ * hour after its trials were due; then it is not in use any more.
  */
-bool
-idem_breaker_is_at_rest(const IdemBreaker *breaker, int64 now)
+static void
+release(IdemEntry *service)
 {
-	const int64 long_ago = now - SECS_PER_HOUR * USECS_PER_SEC;
+	const IdemBreaker *breaker = &service->breaker;
+	int64		since = 0;
 
 	switch (breaker->state)
 	{
 		case IDEM_BREAKER_OPEN:
-			return breaker->open_until < long_ago;
+			since = breaker->open_until;
+			break;
 		case IDEM_BREAKER_HALF_OPEN:
-			return breaker->last_trial < long_ago;
+			since = breaker->last_trial;
+			break;
 		case IDEM_BREAKER_CLOSED:
 			break;
 	}
-	return true;
+	service->keep_until = since == 0 ? 0 :
+		idem_add_usecs(since, SECS_PER_HOUR * USECS_PER_SEC);
+	idem_entry_release(service);
 }
 
 /* ----------------------------------------------------------------
@@ -325,7 +335,7 @@ arg_service(FunctionCallInfo fcinfo, IdemServicePolicy *policy)
 {
 	text	   *name = idem_arg_name(fcinfo, 0, "service");
 
-	idem_require_shmem();
+	idem_require_registry();
 	idem_policy_of_service(name, policy);
 	return name;
 }
@@ -339,12 +349,12 @@ idem_breaker_allow(PG_FUNCTION_ARGS)
 	IdemServicePolicy policy;
 	text	   *name = arg_service(fcinfo, &policy);
 	int64		now = idem_monotonic_usecs();
-	IdemService *service = idem_service_acquire(IDEM_SERVICE, name, now);
+	IdemEntry  *service = idem_entry_acquire(IDEM_SERVICE, name, now);
 	bool		allowed = allow(&service->breaker, &policy.breaker, now);
 
 	if (!allowed)
 		service->counters[IDEM_COUNT_CALLS_REFUSED]++;
-	idem_service_release(service);
+	release(service);
 	PG_RETURN_BOOL(allowed);
 }
 
@@ -358,7 +368,7 @@ idem_breaker_record(PG_FUNCTION_ARGS)
 	text	   *name = arg_service(fcinfo, &policy);
 	int64		duration = idem_arg_usecs(fcinfo, 2, "duration", 0);
 	uint8		result = 0;
-	IdemService *service;
+	IdemEntry  *service;
 	const char *state;
 	int64		now;
 
@@ -372,14 +382,14 @@ idem_breaker_record(PG_FUNCTION_ARGS)
 		result |= CALL_SLOW;
 
 	now = idem_monotonic_usecs();
-	service = idem_service_acquire(IDEM_SERVICE, name, now);
+	service = idem_entry_acquire(IDEM_SERVICE, name, now);
 	service->counters[result & CALL_FAILED ? IDEM_COUNT_CALLS_FAILED :
 					  IDEM_COUNT_CALLS_OK]++;
 	if (result & CALL_SLOW)
 		service->counters[IDEM_COUNT_CALLS_SLOW]++;
 	record(&service->breaker, &policy.breaker, result, now);
 	state = idem_breaker_state_name(&service->breaker, &policy.breaker);
-	idem_service_release(service);
+	release(service);
 	PG_RETURN_TEXT_P(cstring_to_text(state));
 }
 
@@ -394,7 +404,7 @@ idem_breaker_retry_after(PG_FUNCTION_ARGS)
 	IdemServicePolicy policy;
 	text	   *name = arg_service(fcinfo, &policy);
 	int64		now = idem_monotonic_usecs();
-	IdemService *service = idem_service_find(IDEM_SERVICE, name, now);
+	IdemEntry  *service = idem_entry_find(IDEM_SERVICE, name, now);
 	IdemBreaker none = {.state = IDEM_BREAKER_CLOSED};
 	int64		wait;
 
@@ -403,7 +413,7 @@ idem_breaker_retry_after(PG_FUNCTION_ARGS)
 	else
 	{
 		wait = retry_after(&service->breaker, &policy.breaker, now);
-		idem_service_release(service);
+		release(service);
 	}
 	if (wait == 0)
 		PG_RETURN_NULL();
@@ -417,14 +427,14 @@ Datum
 idem_breaker_reset(PG_FUNCTION_ARGS)
 {
 	text	   *name = idem_arg_name(fcinfo, 0, "service");
-	IdemService *service;
+	IdemEntry  *service;
 
-	idem_require_shmem();
-	service = idem_service_find(IDEM_SERVICE, name, idem_monotonic_usecs());
+	idem_require_registry();
+	service = idem_entry_find(IDEM_SERVICE, name, idem_monotonic_usecs());
 	if (service != NULL)
 	{
 		close_breaker(&service->breaker);
-		idem_service_release(service);
+		release(service);
 	}
 	PG_RETURN_VOID();
 }

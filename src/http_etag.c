@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * etag.c
+ * http_etag.c
  *	  Entity tags (RFC 9110): idem_etag() makes one of a row, and
  *	  idem_if_match() holds an If-Match header against one.
  *
@@ -26,7 +26,7 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
 #include "access/htup_details.h"
 #include "access/tupmacs.h"
@@ -36,6 +36,9 @@
 #include "utils/datum.h"
 #include "utils/lsyscache.h"
 #include "utils/typcache.h"
+
+#include "http.h"
+#include "hash.h"
 
 PG_FUNCTION_INFO_V1(idem_etag);
 PG_FUNCTION_INFO_V1(idem_if_match);

@@ -1,16 +1,16 @@
 /*-------------------------------------------------------------------------
  *
- * policy.c
- *	  What arguments and settings mean: names, spans of time, statuses, sizes.
+ * args.c
+ *	  Arguments of SQL functions: names, tenants, fingerprints, statuses.
  *
- * Everything here is decided from the arguments and the settings alone; no
- * table is read.  NULL arguments fall back to the setting of the same name.
+ * A NULL tenant falls back to the setting; what other NULLs mean is their
+ * functions' affair.
  *
  * Copyright (c) 2026, pg_idem contributors
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
 #include "common/int.h"
 #include "mb/pg_wchar.h"
@@ -18,6 +18,9 @@
 #include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
 #include "utils/numeric.h"
+
+#include "args.h"
+#include "timespan.h"
 
 /*
  * Does the character at s, len bytes long in the database's encoding, belong
@@ -202,112 +205,13 @@ idem_check_status(int status)
 }
 
 /*
- * start + span.  Plain hours, minutes and seconds, the usual case, need no
- * calendar.
+ * An interval argument in microseconds, a month being 30 days as where
+ * intervals are compared; the default where it is NULL.
  */
-static TimestampTz
-add_interval(TimestampTz start, const Interval *span)
+int64
+idem_arg_usecs(FunctionCallInfo fcinfo, int argno, const char *what,
+			   int64 default_usecs)
 {
-	TimestampTz end;
-
-	if (span->month == 0 && span->day == 0 && !INTERVAL_NOT_FINITE(span) &&
-		!pg_add_s64_overflow(start, span->time, &end) &&
-		IS_VALID_TIMESTAMP(end))
-		return end;
-
-	return DatumGetTimestampTz(DirectFunctionCall2(timestamptz_pl_interval,
-												   TimestampTzGetDatum(start),
-												   IntervalPGetDatum(span)));
-}
-
-static TimestampTz
-not_in_range(const char *what, const char *range)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-			 errmsg("%s must %s", what, range)));
-	return 0;					/* keep the compiler quiet */
-}
-
-/* start + span, where the span must be positive (a ttl, a lease) */
-TimestampTz
-idem_time_after(TimestampTz start, const Interval *span, const char *what)
-{
-	TimestampTz end = add_interval(start, span);
-
-	return end > start ? end : not_in_range(what, "be positive");
-}
-
-/* start + span, where the span may also be zero (a wait) */
-TimestampTz
-idem_time_not_before(TimestampTz start, const Interval *span,
-					 const char *what)
-{
-	TimestampTz end = add_interval(start, span);
-
-	return end >= start ? end : not_in_range(what, "not be negative");
-}
-
-/*
- * Is a result with this status kept for good ("completed")?  Otherwise the
- * attempt counts as failed, and a later request may run again.
- */
-bool
-idem_status_is_kept(IdemKeep keep, int status)
-{
-	if (keep == IDEM_KEEP_ALL)
-		return true;
-	if (status >= 200 && status < 400)
-		return true;
-	if (keep == IDEM_KEEP_SUCCESS)
-		return false;
-
-	switch (status)
-	{
-		case 401:				/* the credentials may be renewed */
-		case 403:
-		case 408:				/* nothing was decided */
-		case 409:
-		case 425:
-		case 429:
-			return false;
-		default:
-			return status >= 400 && status < 500;
-	}
-}
-
-/*
- * Is a finished row's result gone, though the key is not: too large to have
- * been stored, or past the route's response_ttl, whether a sweep has dropped
- * it yet or not?
- */
-bool
-idem_result_is_over(const IdemPolicy *policy, TupleTableSlot *row,
-					TimestampTz now)
-{
-	if (DatumGetBool(idem_row_datum(row, Anum_key_result_dropped)))
-		return true;
-	if (!policy->has_response_ttl ||
-		idem_row_isnull(row, Anum_key_finished_at))
-		return false;
-	return idem_time_after(DatumGetTimestampTz(idem_row_datum(row, Anum_key_finished_at)),
-						   &policy->response_ttl, "response_ttl") <= now;
-}
-
-/*
- * Is a result within pg_idem.max_response_size?  What counts are the bytes that
- * the values take, before compression.
- */
-bool
-idem_result_fits(const IdemResult *result)
-{
-	int64		size = 0;
-
-	if (result->headers != NULL)
-		size += VARSIZE_ANY_EXHDR(result->headers);
-	if (result->response != NULL)
-		size += VARSIZE_ANY_EXHDR(result->response);
-	if (result->body != NULL)
-		size += VARSIZE_ANY_EXHDR(result->body);
-	return size <= idem_max_response_size;
+	return PG_ARGISNULL(argno) ? default_usecs :
+		idem_interval_usecs(PG_GETARG_INTERVAL_P(argno), what);
 }

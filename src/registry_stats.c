@@ -1,10 +1,10 @@
 /*-------------------------------------------------------------------------
  *
- * stats.c
+ * registry_stats.c
  *	  What is counted of routes and services, and how long work takes.
  *
  * Counters and run times are part of the entries in shared memory, and so are
- * changed only while an entry is held; see shmem.c.
+ * changed only while an entry is held; see registry.c.
  *
  * RUN TIMES
  *
@@ -20,7 +20,7 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
 #include <math.h>
 
@@ -28,6 +28,10 @@
 #include "miscadmin.h"
 #include "port/pg_bitutils.h"
 #include "utils/builtins.h"
+
+#include "registry.h"
+#include "args.h"
+#include "timespan.h"
 
 PG_FUNCTION_INFO_V1(idem_stat_routes);
 PG_FUNCTION_INFO_V1(idem_stat_services);
@@ -100,11 +104,15 @@ add_run_time(IdemRunTimes *times, int64 usecs)
 static int64
 run_time_quantile(const IdemRunTimes *times, double quantile)
 {
-	double		rank = ceil(quantile * times->samples);
+	uint32		samples = 0;
 	uint32		seen = 0;
+	double		rank;
 
-	if (times->samples < MIN_SAMPLES ||
-		times->samples * (1 - quantile) < 1)
+	/* not times->samples: the histogram may have been copied as it changed */
+	for (int i = 0; i < IDEM_RUN_TIME_BUCKETS; i++)
+		samples += times->buckets[i];
+	rank = ceil(quantile * samples);
+	if (samples < MIN_SAMPLES || samples * (1 - quantile) < 1)
 		return -1;
 	for (int i = 0; i < IDEM_RUN_TIME_BUCKETS; i++)
 	{
@@ -124,12 +132,12 @@ void
 idem_count(const text *route, IdemCounter counter)
 {
 	int64		now = idem_monotonic_usecs();
-	IdemService *service = idem_service_acquire(IDEM_ROUTE, route, now);
+	IdemEntry  *service = idem_entry_acquire(IDEM_ROUTE, route, now);
 
 	if (service == NULL)
 		return;
 	service->counters[counter]++;
-	idem_service_release(service);
+	idem_entry_release(service);
 }
 
 /*
@@ -141,7 +149,7 @@ void
 idem_count_outcome(const text *route, IdemOutcome outcome, bool has_spent)
 {
 	int64		now = idem_monotonic_usecs();
-	IdemService *service = idem_service_acquire(IDEM_ROUTE, route, now);
+	IdemEntry  *service = idem_entry_acquire(IDEM_ROUTE, route, now);
 
 	if (service == NULL)
 		return;
@@ -150,7 +158,7 @@ idem_count_outcome(const text *route, IdemOutcome outcome, bool has_spent)
 		idem_budget_count_request(&service->budget, now);
 	else if (outcome == IDEM_RESUMED && !has_spent)
 		idem_budget_count_retry(&service->budget, now);
-	idem_service_release(service);
+	idem_entry_release(service);
 }
 
 /* Count a finish; run_time in microseconds, -1 if it is not known. */
@@ -158,14 +166,14 @@ void
 idem_count_finish(const text *route, bool kept, int64 run_time)
 {
 	int64		now = idem_monotonic_usecs();
-	IdemService *service = idem_service_acquire(IDEM_ROUTE, route, now);
+	IdemEntry  *service = idem_entry_acquire(IDEM_ROUTE, route, now);
 
 	if (service == NULL)
 		return;
 	service->counters[kept ? IDEM_COUNT_COMPLETED : IDEM_COUNT_FAILED]++;
 	if (kept && run_time >= 0)
 		add_run_time(&service->run_times, run_time);
-	idem_service_release(service);
+	idem_entry_release(service);
 }
 
 /* ----------------------------------------------------------------
@@ -232,11 +240,11 @@ idem_stat_routes(PG_FUNCTION_ARGS)
 	Row			row = {.n = 0};
 	ListCell   *lc;
 
-	idem_require_shmem();
+	idem_require_registry();
 	InitMaterializedSRF(fcinfo, 0);
-	foreach(lc, idem_services(IDEM_ROUTE))
+	foreach(lc, idem_entries(IDEM_ROUTE))
 	{
-		IdemService *route = lfirst(lc);
+		IdemEntry  *route = lfirst(lc);
 
 		CHECK_FOR_INTERRUPTS();
 		put(&row, CStringGetTextDatum(route->key.name));
@@ -255,7 +263,7 @@ idem_stat_routes(PG_FUNCTION_ARGS)
 }
 
 /*
- * idem_stat_services() returns setof record: view idem_services
+ * idem_stat_services() returns setof record: view idem_entries
  */
 Datum
 idem_stat_services(PG_FUNCTION_ARGS)
@@ -265,11 +273,11 @@ idem_stat_services(PG_FUNCTION_ARGS)
 	Row			row = {.n = 0};
 	ListCell   *lc;
 
-	idem_require_shmem();
+	idem_require_registry();
 	InitMaterializedSRF(fcinfo, 0);
-	foreach(lc, idem_services(IDEM_SERVICE))
+	foreach(lc, idem_entries(IDEM_SERVICE))
 	{
-		IdemService *service = lfirst(lc);
+		IdemEntry  *service = lfirst(lc);
 		const IdemBreaker *breaker = &service->breaker;
 		text	   *name = cstring_to_text(service->key.name);
 		IdemServicePolicy policy;
@@ -304,8 +312,8 @@ idem_stat_services(PG_FUNCTION_ARGS)
 Datum
 idem_stats_reset(PG_FUNCTION_ARGS)
 {
-	idem_require_shmem();
-	idem_services_reset();
+	idem_require_registry();
+	idem_entries_reset();
 	PG_RETURN_VOID();
 }
 
@@ -319,8 +327,7 @@ idem_hedge_after(PG_FUNCTION_ARGS)
 {
 	text	   *route = idem_arg_name(fcinfo, 0, "route");
 	double		quantile;
-	IdemService *service;
-	IdemRunTimes times;
+	IdemEntry  *copy;
 	int64		usecs;
 
 	if (PG_ARGISNULL(1))
@@ -332,15 +339,12 @@ idem_hedge_after(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("quantile must be between 0 and 1")));
-	idem_require_shmem();
+	idem_require_registry();
 
-	service = idem_service_find(IDEM_ROUTE, route, idem_monotonic_usecs());
-	if (service == NULL)
+	copy = idem_entry_copy(IDEM_ROUTE, route);
+	if (copy == NULL)
 		PG_RETURN_NULL();
-	memcpy(&times, &service->run_times, sizeof(times));
-	idem_service_release(service);
-
-	usecs = run_time_quantile(&times, quantile);
+	usecs = run_time_quantile(&copy->run_times, quantile);
 	if (usecs < 0)
 		PG_RETURN_NULL();
 	PG_RETURN_DATUM(idem_usecs_to_interval(usecs));

@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * problem.c
+ * http_problem.c
  *	  What to tell a client that is neither served nor replayed:
  *	  idem_problem() for a claim, idem_request_problem() for a request that
  *	  makes none.  Both return a problem details object (RFC 9457).
@@ -20,11 +20,19 @@
  *
  *-------------------------------------------------------------------------
  */
-#include "pg_idem.h"
+#include "postgres.h"
 
+#include "access/htup_details.h"
+#include "catalog/pg_type.h"
 #include "executor/executor.h"
+#include "executor/spi.h"
 #include "utils/builtins.h"
+#include "utils/jsonb.h"
 #include "utils/numeric.h"
+#include "utils/typcache.h"
+
+#include "compat.h"
+#include "timespan.h"
 
 PG_FUNCTION_INFO_V1(idem_problem);
 PG_FUNCTION_INFO_V1(idem_request_problem);
@@ -101,21 +109,6 @@ find_problem(const char *outcome, int status)
 	return NULL;				/* keep the compiler quiet */
 }
 
-/*
- * An interval in whole seconds, rounded up, as Retry-After has them: at
- * least one.  Months and days are taken as long as intervals compare.
- */
-static int64
-retry_after_seconds(const Interval *interval)
-{
-	int64		days = (int64) interval->month * DAYS_PER_MONTH + interval->day;
-	int64		seconds = interval->time / USECS_PER_SEC;
-
-	if (interval->time % USECS_PER_SEC > 0)
-		seconds++;
-	return Max(days * SECS_PER_DAY + seconds, 1);
-}
-
 static void
 add_member(JsonbParseState **state, const char *name, JsonbValue *value)
 {
@@ -165,8 +158,28 @@ form_problem(const Problem *problem, const char *detail,
 	add_number(&state, "status", problem->status);
 	add_string(&state, "detail", detail != NULL ? detail : problem->detail);
 	if (retry_after != NULL)
-		add_number(&state, "retry_after", retry_after_seconds(retry_after));
+		add_number(&state, "retry_after", idem_interval_seconds(retry_after));
 	return JsonbValueToJsonb(pushJsonbValue(&state, WJB_END_OBJECT, NULL));
+}
+
+/*
+ * A column of a claim, whose type is looked at too: the library may be of
+ * another version than the extension's types.
+ */
+static Datum
+claim_column(HeapTupleHeader claim, const char *name, Oid type, bool *isnull)
+{
+	TupleDesc	desc = lookup_rowtype_tupdesc(HeapTupleHeaderGetTypeId(claim),
+											  HeapTupleHeaderGetTypMod(claim));
+	Oid			found = SPI_gettypeid(desc, SPI_fnumber(desc, name));
+
+	ReleaseTupleDesc(desc);
+	if (found != type)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("type idem_claim is not the one that this version of the pg_idem library works with"),
+				 errhint("Run ALTER EXTENSION pg_idem UPDATE, or install the library of the extension's version.")));
+	return GetAttributeByName(claim, name, isnull);
 }
 
 /*
@@ -182,30 +195,27 @@ idem_problem(PG_FUNCTION_ARGS)
 	HeapTupleHeader claim;
 	const Problem *problem;
 	Interval   *retry_after;
-	Datum		outcome;
-	Datum		status;
-	Datum		interval;
+	Datum		value;
+	int			status;
+	char	   *outcome;
 	bool		isnull;
-	bool		has_no_interval;
 
 	if (PG_ARGISNULL(0))
 		PG_RETURN_JSONB_P(form_problem(KEY_IS_MISSING, NULL, NULL));
 
-	(void) idem_catalog();		/* its columns are those we know */
 	claim = PG_GETARG_HEAPTUPLEHEADER(0);
-	outcome = GetAttributeByNum(claim, Anum_claim_outcome, &isnull);
+	value = claim_column(claim, "outcome", TEXTOID, &isnull);
 	if (isnull)
 		PG_RETURN_JSONB_P(form_problem(KEY_IS_MISSING, NULL, NULL));
-
-	status = GetAttributeByNum(claim, Anum_claim_status, &isnull);
-	problem = find_problem(TextDatumGetCString(outcome),
-						   isnull ? 0 : DatumGetInt32(status));
+	outcome = TextDatumGetCString(value);
+	value = claim_column(claim, "status", INT4OID, &isnull);
+	status = isnull ? 0 : DatumGetInt32(value);
+	problem = find_problem(outcome, status);
 	if (problem == NULL)
 		PG_RETURN_NULL();
 
-	interval = GetAttributeByNum(claim, Anum_claim_retry_after,
-								 &has_no_interval);
-	retry_after = has_no_interval ? NULL : DatumGetIntervalP(interval);
+	value = claim_column(claim, "retry_after", INTERVALOID, &isnull);
+	retry_after = isnull ? NULL : DatumGetIntervalP(value);
 	if (retry_after != NULL && INTERVAL_NOT_FINITE(retry_after))
 		retry_after = NULL;
 	PG_RETURN_JSONB_P(form_problem(problem, NULL, retry_after));
