@@ -1,7 +1,7 @@
 # pg_idem: see README.md
 #
 #	make && make install		build and install, as for any extension
-#	make installcheck			regression, isolation and TAP tests
+#	make installcheck			test it in the running server (PGHOST and so on)
 #	make demo|check|bench|storm	need nothing installed: see test/throwaway
 
 MODULE_big = pg_idem
@@ -51,17 +51,15 @@ DATA = $(wildcard sql/pg_idem--*.sql)
 PGFILEDESC = "pg_idem - idempotency keys inside the caller's transaction"
 
 REGRESS = setup begin finish input utf8 infinite hash store expire routes \
-	lease call retry budget breaker stats http natural receive \
-	outbox nulls
+	lease call retry budget breaker stats http natural receive prepared \
+	outbox nulls preload
 ENCODING = UTF8
 NO_LOCALE = 1
-REGRESS_OPTS = --temp-instance=./tmp_check --temp-config=test/pg_idem.conf
 ISOLATION = two-begins finish takeover reclaim wait levels serializable \
 	foreign-key clock one-statement new-index routes resume \
 	if-match version-guard receive outbox-take outbox-group outbox-fence \
 	outbox-redrive
-ISOLATION_OPTS = --temp-instance=./tmp_check_iso \
-	--temp-config=test/pg_idem.conf --inputdir=test/isolation
+ISOLATION_OPTS = --inputdir=test/isolation
 TAP_TESTS = 1
 PROVE_TESTS = test/t/*.pl
 TEST_MODULE = test/modules/take_slots/take_slots
@@ -80,14 +78,18 @@ demo check bench storm:
 else ifeq ($(wildcard $(PGXS)),)
 $(error "$(PG_CONFIG)" names no PostgreSQL with its server headers; install them (on Debian: postgresql-server-dev-NN) or set PG_CONFIG)
 else
-include $(PGXS)
 
-# the temporary servers of the tests refuse root
-installcheck: not-root
-.PHONY: not-root
-not-root:
-	@test "$$(id -u)" -ne 0 || \
-		{ echo '"make installcheck" is not for root; "make check" is.' >&2; exit 1; }
+# The tests run in the running server, in databases of their own, and what it
+# lacks is not run; or in servers of their own (make check), with all that.
+ifdef OWN_SERVERS
+REGRESS_OPTS = --temp-instance=./tmp_check --temp-config=test/pg_idem.conf
+ISOLATION_OPTS += --temp-instance=./tmp_check_iso \
+	--temp-config=test/pg_idem.conf
+else ifneq ($(filter installcheck,$(MAKECMDGOALS)),)
+include test/installcheck.mk
+endif
+
+include $(PGXS)
 
 # a library of the TAP tests, which load it from here
 ifneq ($(strip $(TAP_TESTS)),)

@@ -277,7 +277,7 @@ is( $psql->query(
 	0,
 	'no work without its memory, no memory without its work');
 is( $psql->query(
-		"SELECT count(*) FROM idem_receive('c',"
+		"SELECT count(*) FROM idem_receive_batch('c',"
 		  . " (SELECT array_agg(message) FROM work))"),
 	0,
 	'none of them is new');
