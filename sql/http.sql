@@ -45,13 +45,8 @@ SELECT idem_parse_key('"a",');
 SELECT idem_parse_key(',"a"');
 
 -- every control character, within and around, in quotes and bare
-CREATE FUNCTION sqlstate_of_key(header text) RETURNS text LANGUAGE plpgsql AS $$
-BEGIN
-	PERFORM idem_parse_key(header);
-	RETURN '00000';
-EXCEPTION WHEN OTHERS THEN
-	RETURN SQLSTATE;
-END $$;
+CREATE FUNCTION sqlstate_of_key(header text) RETURNS text LANGUAGE sql AS
+	$$ SELECT sqlstate_of(format('SELECT idem_parse_key(%L)', header)) $$;
 SELECT sqlstate_of_key(format(pattern, chr(i))), count(*)
 FROM (SELECT generate_series(1, 31) UNION ALL VALUES (127)) c (i),
 	unnest(ARRAY['"%s"', '"x%sx"', '%s"x"', '"x"%s', '"x";p=%s', '"x";p="%s"', '"x";p=%%"%s"',

@@ -4,9 +4,6 @@
 -- a seed they are functions of their arguments, so nothing here depends on
 -- chance but where it is said.
 --
-CREATE FUNCTION sqlstate_of(sql text) RETURNS text LANGUAGE plpgsql AS
-$$ BEGIN EXECUTE sql; RETURN '00000'; EXCEPTION WHEN OTHERS THEN RETURN sqlstate; END $$;
-
 -- without jitter: base * 2^retry, capped, and no overflow ever
 SELECT retry, idem_backoff(retry, jitter => 'none') AS wait,
 	idem_backoff(retry, '1 us', 'infinity'::text::interval, 'none') AS uncapped
@@ -194,4 +191,4 @@ SELECT idem_backoff(0, jitter => 'none'), idem_retryable(503), idem_retryable('4
 RESET ROLE;
 DROP ROLE regress_idem_pure;
 
-DROP FUNCTION sqlstate_of, distance_from_uniform, utc;
+DROP FUNCTION distance_from_uniform, utc;

@@ -164,3 +164,12 @@ SELECT outcome FROM idem_begin('moved', 'r', NULL);
 
 DELETE FROM idempotency_keys;
 DROP VIEW regress_members;
+
+-- for the files that follow: the SQLSTATE that a statement ends with
+CREATE FUNCTION sqlstate_of(sql text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+	EXECUTE sql;
+	RETURN '00000';
+EXCEPTION WHEN OTHERS THEN
+	RETURN SQLSTATE;
+END $$;

@@ -19,13 +19,8 @@ SELECT key, octet_length(key) FROM idempotency_keys ORDER BY key;
 DELETE FROM idempotency_keys;
 
 -- 255 bytes, not characters
-CREATE FUNCTION sqlstate_of(key text, route text, tenant text) RETURNS text LANGUAGE plpgsql AS $$
-BEGIN
-	PERFORM idem_begin(sqlstate_of.key, sqlstate_of.route, NULL, sqlstate_of.tenant);
-	RETURN '00000';
-EXCEPTION WHEN OTHERS THEN
-	RETURN SQLSTATE;
-END $$;
+CREATE FUNCTION sqlstate_of(key text, route text, tenant text) RETURNS text LANGUAGE sql AS
+	$$ SELECT sqlstate_of(format('SELECT idem_begin(%L, %L, NULL, %L)', key, route, tenant)) $$;
 SELECT length(n), octet_length(n), sqlstate_of(n, 'r', '') AS key, sqlstate_of('k', n, '') AS route,
 	sqlstate_of('k', 'r', n) AS tenant
 FROM unnest(ARRAY[repeat(U&'\00e9', 127), repeat(U&'\00e9', 127) || 'x', repeat(U&'\00e9', 128),
@@ -68,5 +63,5 @@ COMMIT;
 RESET pg_idem.max_response_size;
 SELECT key, result_dropped FROM idempotency_keys WHERE key IN ('fits', 'large') ORDER BY key;
 
-DROP FUNCTION sqlstate_of;
+DROP FUNCTION sqlstate_of(text, text, text);
 DELETE FROM idempotency_keys;

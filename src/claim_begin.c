@@ -176,7 +176,8 @@ replay(const IdemClaimRequest *req, Answer *ans, TupleTableSlot *row)
  * the policy for lost leases does not hold for it.
  */
 static Action
-decide_in_progress(const IdemClaimRequest *req, Answer *ans, TupleTableSlot *row)
+decide_in_progress(const IdemClaimRequest *req, Answer *ans,
+				   TupleTableSlot *row)
 {
 	TimestampTz lease_until = idem_row_lease_until(row);
 
@@ -296,7 +297,8 @@ new_claim(IdemStore *store, const IdemClaimRequest *req)
 	idem_set_column_or_null(next, Anum_key_key, req->key.key);
 	idem_set_column_or_null(next, Anum_key_tenant, req->key.tenant);
 	idem_set_column_or_null(next, Anum_key_route, req->key.route);
-	idem_set_column(next, Anum_key_state, idem_state_to_datum(IDEM_IN_PROGRESS));
+	idem_set_column(next, Anum_key_state,
+					idem_state_to_datum(IDEM_IN_PROGRESS));
 	idem_set_column(next, Anum_key_attempt, Int32GetDatum(1));
 	idem_set_column_or_null(next, Anum_key_request_hash, req->hash);
 	idem_set_column(next, Anum_key_lease_until,
@@ -317,7 +319,8 @@ next_attempt(IdemStore *store, const IdemClaimRequest *req)
 {
 	TupleTableSlot *next = idem_store_new_version(store, true);
 
-	idem_set_column(next, Anum_key_state, idem_state_to_datum(IDEM_IN_PROGRESS));
+	idem_set_column(next, Anum_key_state,
+					idem_state_to_datum(IDEM_IN_PROGRESS));
 	idem_set_column(next, Anum_key_attempt,
 			   Int32GetDatum(idem_row_attempt(store->row) + 1));
 	idem_set_column(next, Anum_key_lease_until,
@@ -338,7 +341,8 @@ next_attempt(IdemStore *store, const IdemClaimRequest *req)
  * not to be had; what an error spends is spent.
  */
 static bool
-take_row(IdemStore *store, const IdemClaimRequest *req, Action action, Answer *ans)
+take_row(IdemStore *store, const IdemClaimRequest *req, Action action,
+		 Answer *ans)
 {
 	IdemLocked	locked;
 
@@ -526,7 +530,8 @@ claim(IdemStore *store, IdemClaimRequest *req)
 }
 
 /*
- * Claim a key, or find out what its claim has come to.  Returns the idem_claim.
+ * Claim a key, or find out what its claim has come to.  Returns the
+ * idem_claim.
  */
 Datum
 idem_claim_key(IdemClaimRequest *req)

@@ -5,8 +5,8 @@
  *
  * The work is a function of the caller's, work(request jsonb), called with the
  * caller's rights.  It returns the JSON of the answer or, where status 200 and
- * JSON are not enough, an idem_result.  An error in it fails the statement, and
- * so leaves no claim.
+ * JSON are not enough, an idem_result.  An error in it fails the statement,
+ * and so leaves no claim.
  *
  * Copyright (c) 2026, pg_idem contributors
  *
@@ -41,7 +41,9 @@ typedef struct Work
 	bool		returns_result; /* idem_result, not jsonb */
 } Work;
 
-/* Check that the work is a function that fits, and that the caller may call it */
+/*
+ * Check that the work is a function that fits, and that the caller may call it
+ */
 static void
 check_work(Work *work)
 {
@@ -114,7 +116,9 @@ do_work(const Work *work, NullableDatum request, IdemResult *result)
 		result->response = DatumGetJsonbP(value);
 }
 
-/* Put a result into the columns of an idem_claim, which never says to proceed. */
+/*
+ * Put a result into the columns of an idem_claim, which never says to proceed.
+ */
 static void
 tell_result(const IdemResult *result, Datum *values, bool *isnull)
 {

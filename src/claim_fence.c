@@ -40,8 +40,8 @@ count_stale(IdemStore *store)
 }
 
 /*
- * The claim that a caller names: by key, and from argno on by route, tenant and
- * attempt
+ * The claim that a caller names: by key, and from argno on by route, tenant
+ * and attempt
  */
 void
 idem_arg_claim_ref(FunctionCallInfo fcinfo, int argno, IdemClaimRef *ref)

@@ -11,8 +11,8 @@
  * is over to a completer.
  *
  * A checkpoint or a release finds, fences and locks the claim as idem_finish
- * does (claim_fence.c).  A resume looks for claims with a query, which may use any
- * index that the store has, and then locks each row that it likes without
+ * does (claim_fence.c).  A resume looks for claims with a query, which may use
+ * any index that the store has, and then locks each row that it likes without
  * waiting (store.c): a claim goes to one completer, and one whose owner is
  * just now finishing it goes to none.
  *

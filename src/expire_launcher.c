@@ -5,8 +5,8 @@
  *
  * One static background worker, connected to the shared catalogs only.  It
  * keeps a list of the connectable databases and, for each that is due, starts
- * a short-lived worker (expire_worker.c), one at a time.  That worker says what
- * the sweep came to:
+ * a short-lived worker (expire_worker.c), one at a time.  That worker says
+ * what the sweep came to:
  *
  *		done		due again after pg_idem.expire_naptime; a table that gives
  *					trouble is put off by itself (expire_shared.c)

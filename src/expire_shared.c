@@ -169,7 +169,9 @@ idem_report(const IdemReport *report)
 	SpinLockRelease(&shared->mutex);
 }
 
-/* The launcher: take the report, if there is one, and make room for another. */
+/*
+ * The launcher: take the report, if there is one, and make room for another.
+ */
 void
 idem_take_report(IdemReport *report)
 {

@@ -14,13 +14,13 @@
  * one query finds them, so that a key which cannot go costs next to nothing.
  * The others are removed in batches of about half a second and at most
  * pg_idem.expire_batch rows.  A batch locks and deletes them in slices, each
- * in a subtransaction; what is locked by others by then, or has not expired any
- * more, is passed over.  The first slice is one row, and the next is as large
- * as promises to be done quickly, for a trigger of the owner's may take its
- * time.  After a failure it is one row again, so that the row which cannot go
- * is found, and the others go.  So a sweep waits for no claim, and no claim for
- * more than a batch.  A worker's sweep ends after MAX_FAILURES, and the next
- * one goes on behind them.
+ * in a subtransaction; what is locked by others by then, or has not expired
+ * any more, is passed over.  The first slice is one row, and the next is as
+ * large as promises to be done quickly, for a trigger of the owner's may take
+ * its time.  After a failure it is one row again, so that the row which cannot
+ * go is found, and the others go.  So a sweep waits for no claim, and no claim
+ * for more than a batch.  A worker's sweep ends after MAX_FAILURES, and the
+ * next one goes on behind them.
  *
  * As whom: as the table's owner, under SECURITY_RESTRICTED_OPERATION and with
  * a safe search_path (owner.c), for a DELETE may fire the owner's triggers,

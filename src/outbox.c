@@ -35,8 +35,8 @@
  * attempt (IK001), or no such id (IK002).  Redrive starts the attempts anew,
  * but under another id.  The message_id never changes.
  *
- * In what order messages are taken is told in outbox_pick.c; what the table is,
- * and the statements on it, in outbox_table.c.
+ * In what order messages are taken is told in outbox_pick.c; what the table
+ * is, and the statements on it, in outbox_table.c.
  *
  * Copyright (c) 2026, pg_idem contributors
  *

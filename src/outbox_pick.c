@@ -71,7 +71,9 @@ typedef struct Stream
 	bool		found;
 } Stream;
 
-/* What is remembered of a topic in this session, so that all have their turn */
+/*
+ * What is remembered of a topic in this session, so that all have their turn
+ */
 typedef struct Turn
 {
 	char		topic[IDEM_MAX_NAME + 1];	/* hash key */
@@ -474,12 +476,32 @@ idem_outbox_lock(Relation rel, TupleTableSlot *row)
 {
 	ItemPointerData tid = row->tts_tid;
 	TM_FailureData failure;
+	TM_Result	result;
 
-	if (table_tuple_lock(rel, &tid, GetActiveSnapshot(), row,
-						 GetCurrentCommandId(false),
-						 LockTupleNoKeyExclusive, LockWaitSkip, 0,
-						 &failure) != TM_Ok)
-		return false;
-	slot_getallattrs(row);
-	return true;
+	result = table_tuple_lock(rel, &tid, GetActiveSnapshot(), row,
+							  GetCurrentCommandId(false),
+							  LockTupleNoKeyExclusive, LockWaitSkip, 0,
+							  &failure);
+	switch (result)
+	{
+		case TM_Ok:
+			slot_getallattrs(row);
+			return true;
+
+		case TM_WouldBlock:
+			/* another relay is just taking it, or its publisher changes it */
+		case TM_Updated:
+		case TM_Deleted:
+			/* it was taken, or is done, since the snapshot */
+		case TM_SelfModified:
+			/* by this call: it was buried, or a trigger has changed it */
+		case TM_Invisible:
+			/* written by a command of this transaction that still runs */
+			return false;
+
+		case TM_BeingModified:
+			/* a lock that skips says "would block" instead */
+			elog(ERROR, "unexpected result %d of a row lock", (int) result);
+	}
+	return false;				/* keep the compiler quiet */
 }

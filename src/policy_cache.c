@@ -3,13 +3,13 @@
  * policy_cache.c
  *	  Tables of policies, kept in each backend.
  *
- * All rows of such a table (idem_route_policies, idem_service_policies) are kept in a
- * hash table of each backend, so a call reads no table while they have not
- * changed.  A trigger on the table sends a relcache invalidation of it, which
- * every backend takes in when the change commits, and the backend that made
- * the change at its next command; the rows are then read again, under a fresh
- * snapshot, by the next call.  A change rolled back is undone in the same
- * way.
+ * All rows of such a table (idem_route_policies, idem_service_policies) are
+ * kept in a hash table of each backend, so a call reads no table while they
+ * have not changed.  A trigger on the table sends a relcache invalidation of
+ * it, which every backend takes in when the change commits, and the backend
+ * that made the change at its next command; the rows are then read again,
+ * under a fresh snapshot, by the next call.  A change rolled back is undone in
+ * the same way.
  *
  * Copyright (c) 2026, pg_idem contributors
  *

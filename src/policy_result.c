@@ -58,8 +58,8 @@ idem_result_is_over(const IdemPolicy *policy, bool is_dropped,
 }
 
 /*
- * Is a result within pg_idem.max_response_size?  What counts are the bytes that
- * the values take, before compression.
+ * Is a result within pg_idem.max_response_size?  What counts are the bytes
+ * that the values take, before compression.
  */
 bool
 idem_result_fits(const IdemResult *result)

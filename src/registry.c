@@ -3,12 +3,12 @@
  * registry.c
  *	  The table of routes and entries in shared memory.
  *
- * One entry for each route that idem_begin has seen, and for each service
- * that idem_budget_allow or a breaker was asked for, with its counters (registry_stats.c),
- * its retry budget (registry_budget.c) and its circuit breaker (registry_breaker.c).  Databases
- * share the table but no entry.  It has room for pg_idem.max_tracked
- * entries; when it is full, those that have not been used for the longest
- * time make room.
+ * One entry for each route that idem_begin has seen, and for each service that
+ * idem_budget_allow or a breaker was asked for, with its counters
+ * (registry_stats.c), its retry budget (registry_budget.c) and its circuit
+ * breaker (registry_breaker.c).  Databases share the table but no entry.  It
+ * has room for pg_idem.max_tracked entries; when it is full, those that have
+ * not been used for the longest time make room.
  *
  * LOCKING PROTOCOL
  *
@@ -171,10 +171,10 @@ set_key(IdemEntryKey *key, IdemEntryKind kind, const text *name)
 /*
  * Take out the entries that have not been used for the longest time, at least
  * one, though all may have been used since "now", when the caller began to
- * wait for the lock.  Those that are to be kept (a breaker that is open: callers
- * leave the service alone, and would find the breaker closed) are spared as long
- * as there are others.  Needs the lock in exclusive mode, so no entry's mutex
- * is held.
+ * wait for the lock.  Those that are to be kept (a breaker that is open:
+ * callers leave the service alone, and would find the breaker closed) are
+ * spared as long as there are others.  Needs the lock in exclusive mode, so no
+ * entry's mutex is held.
  */
 static void
 evict(int64 now)

@@ -73,8 +73,8 @@ idem_breaker_state_name(const IdemBreaker *breaker,
 }
 
 /*
- * Done with the entry of a service.  A breaker that is not closed is kept for an
- * hour after its trials were due; then it is not in use any more.
+ * Done with the entry of a service.  A breaker that is not closed is kept for
+ * an hour after its trials were due; then it is not in use any more.
  */
 static void
 release(IdemEntry *service)

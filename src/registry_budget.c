@@ -7,11 +7,11 @@
  *
  *		retries <= ratio * requests + minimum per second * 10
  *
- * holds with it.  Retries are no requests, so that in a storm, when every request fails
- * and every client retries, the load grows by the ratio and not by the number
- * of retries that clients make.  The window is cut into slots; the slot that
- * began least recently leaves it as a whole, so the window is never shorter
- * than ten seconds, and half a second longer at the most.
+ * holds with it.  Retries are no requests, so that in a storm, when every
+ * request fails and every client retries, the load grows by the ratio and not
+ * by the number of retries that clients make.  The window is cut into slots;
+ * the slot that began least recently leaves it as a whole, so the window is
+ * never shorter than ten seconds, and half a second longer at the most.
  *
  * The budget is part of a service's entry in shared memory, and so is changed
  * only while that is held; see registry.c.

@@ -4,7 +4,8 @@
  *	  Rows of a store, reached through the table and index access methods.
  *
  * This file knows no policy: it finds rows, says who stands behind them,
- * locks, inserts and updates them.  What a row means is decided in claim_begin.c.
+ * locks, inserts and updates them.  What a row means is decided in
+ * claim_begin.c.
  *
  * THE LOCKING PROTOCOL
  *
@@ -42,9 +43,9 @@
  * To finish, renew or release a claim waits, and then looks at the newest
  * version.
  *
- * Lock order.  A begin, finish or lookup locks one row.  While it waits for
- * nothing it can be part of no deadlock of its own making; a finish that
- * waits for a row is seen by the server's deadlock detector.  A batch of
+ * Lock order.  A begin or a finish locks one row, a lookup none.  While it
+ * waits for nothing it can be part of no deadlock of its own making; a finish
+ * that waits for a row is seen by the server's deadlock detector.  A batch of
  * messages (claim_receive.c) takes its rows in the order of their keys.
  *
  * Isolation.  Under REPEATABLE READ and SERIALIZABLE nothing below the

@@ -21,17 +21,6 @@ my $node = new_node('main', <<EOC);
 log_min_messages = debug2
 EOC
 
-# Finished keys past their retention, straight into the default store.
-sub expired
-{
-	my ($prefix, $n) = @_;
-	return "INSERT INTO idempotency_keys (key, tenant, route, state, attempt,"
-	  . " result_dropped, created_at, finished_at, expires_at)"
-	  . " SELECT '$prefix' || i, '', 'r', 'completed', 1, false,"
-	  . " now() - interval '2 days', now() - interval '2 days',"
-	  . " now() - interval '1 day' FROM generate_series(1, $n) i;";
-}
-
 # A key committed in progress; its lease and its retention end as told.
 sub unfinished
 {
@@ -93,7 +82,7 @@ $node->safe_psql('postgres',
 # its owner may not even look at it
 $node->safe_psql('postgres', 'CREATE DATABASE readonly');
 $node->safe_psql('readonly',
-	'CREATE EXTENSION pg_idem; ' . expired('r', 5)
+	'CREATE EXTENSION pg_idem; ' . expired_keys('r*5')
 	  . 'ALTER DATABASE readonly SET default_transaction_read_only = on;'
 	  . "ALTER DATABASE readonly SET default_transaction_isolation = 'serializable'");
 $node->safe_psql('postgres', 'CREATE DATABASE broken');
@@ -108,7 +97,7 @@ ALTER TABLE locked.keys OWNER TO keeper;));
 # and one with a key that cannot go, for business data refer to it
 $node->safe_psql('postgres', 'CREATE DATABASE tied');
 $node->safe_psql('tied',
-	'CREATE EXTENSION pg_idem; BEGIN; ' . expired('f', 100)
+	'CREATE EXTENSION pg_idem; BEGIN; ' . expired_keys('f*100')
 	  . 'CREATE TABLE charges (key text, tenant text, route text,'
 	  . ' FOREIGN KEY (key, tenant, route) REFERENCES idempotency_keys'
 	  . ' DEFERRABLE INITIALLY DEFERRED);'
@@ -120,14 +109,14 @@ my %oid =
   qw(postgres one broken absent closed stencil template0 template1);
 
 my $offset = log_end($node);
-$node->safe_psql('stencil', expired('t', 5));
+$node->safe_psql('stencil', expired_keys('t*5'));
 $node->safe_psql('postgres',
-	expired('a', 2500) . unfinished('live', '1 hour', '-1 hour')
+	expired_keys('a*2500') . unfinished('live', '1 hour', '-1 hour')
 	  . unfinished('lost', '-1 hour', '-1 hour')
 	  . unfinished('kept', '-1 hour', '1 hour'));
 $node->safe_psql('one',
 	"SET search_path = idem, public; SELECT idem_create_table('further');"
-	  . expired('b', 10)
+	  . expired_keys('b*10')
 	  . "INSERT INTO further SELECT * FROM idempotency_keys;");
 
 ok($node->poll_query_until('postgres', no_key_like('a%')),
@@ -170,7 +159,7 @@ is( $node->safe_psql(
 my $session = PgIdemTest::Session->new($node, 'postgres');
 $session->query("BEGIN; SELECT idem_begin('mine', 'r', NULL,"
 	  . " ttl => '1 millisecond', lease => '1 millisecond')");
-$node->safe_psql('postgres', expired('after', 1));
+$node->safe_psql('postgres', expired_keys('after*1'));
 ok($node->poll_query_until('postgres', no_key_like('after%')),
 	'the sweep does not wait for a running claim');
 $session->query(
@@ -187,7 +176,7 @@ $node->safe_psql('postgres',
 # a worker that started before that may still be at it
 wait_for_no_worker();
 $node->safe_psql('one', 'SET search_path = idem;'
-	  . unfinished('held', '-1 day', '-1 day') . expired('c', 1));
+	  . unfinished('held', '-1 day', '-1 day') . expired_keys('c*1'));
 ok( $node->poll_query_until(
 		'one', no_key_like('c%', 'idem.idempotency_keys')),
 	'with "hold", finished keys go');
@@ -234,10 +223,10 @@ ok( $node->poll_query_until(
 	'a launcher that was ended is started again');
 wait_for_no_worker();
 $offset = log_end($node);
-$node->safe_psql('postgres', expired('off', 3));
+$node->safe_psql('postgres', expired_keys('off*3'));
 is($node->safe_psql('postgres', "SELECT idem_expire()"),
 	3, 'idem_expire() works all the same');
-$node->safe_psql('postgres', expired('on', 3));
+$node->safe_psql('postgres', expired_keys('on*3'));
 $node->append_conf('postgresql.conf', 'pg_idem.expire = on');
 is( $node->safe_psql(
 		'postgres',
@@ -268,7 +257,7 @@ ok($node->poll_query_until('postgres', 'SHOW pg_idem.expire_naptime', '10min'),
 	'the naptime is long');
 wait_for_no_worker();
 $node->safe_psql('absent',
-	"BEGIN; CREATE EXTENSION pg_idem;" . expired('new', 3) . "COMMIT");
+	"BEGIN; CREATE EXTENSION pg_idem;" . expired_keys('new*3') . "COMMIT");
 ok($node->poll_query_until('absent', no_key_like('new%')),
 	'CREATE EXTENSION wakes the launcher');
 
@@ -279,7 +268,7 @@ ok($node->poll_query_until('postgres', 'SHOW pg_idem.expire', 'off'),
 	'expiry is off');
 $node->safe_psql('absent',
 	"BEGIN; DROP EXTENSION pg_idem; CREATE EXTENSION pg_idem;"
-	  . expired('off', 3) . "COMMIT");
+	  . expired_keys('off*3') . "COMMIT");
 is($node->safe_psql('absent', 'SELECT count(*) FROM idempotency_keys'),
 	3, 'then CREATE EXTENSION changes nothing');
 $node->append_conf('postgresql.conf', 'pg_idem.expire = on');
@@ -300,14 +289,14 @@ CREATE FUNCTION hold_up() RETURNS trigger LANGUAGE plpgsql AS
 $$BEGIN PERFORM pg_advisory_xact_lock(4711); RETURN OLD; END$$;
 CREATE TRIGGER hold_up BEFORE DELETE ON idempotency_keys
 FOR EACH ROW EXECUTE FUNCTION hold_up();)
-	  . expired('d', 1) . 'COMMIT');
+	  . expired_keys('d*1') . 'COMMIT');
 ok( $node->poll_query_until(
 		'busy',
 		"SELECT count(*) = 1 FROM pg_locks"
 		  . " WHERE locktype = 'advisory' AND NOT granted"),
 	'a sweep is held up');
 $node->safe_psql('late',
-	"BEGIN; CREATE EXTENSION pg_idem;" . expired('late', 3) . "COMMIT");
+	"BEGIN; CREATE EXTENSION pg_idem;" . expired_keys('late*3') . "COMMIT");
 $session->query('COMMIT');
 $session->quit;
 ok($node->poll_query_until('busy', no_key_like('d%')), 'and goes on');
@@ -328,11 +317,11 @@ $node->restart;
 ok( wait_for_log_line(
 		$node, qr/LOG:  pg_idem could not start an expiry worker/, $offset),
 	'the log says that there is no worker slot');
-$node->safe_psql('postgres', expired('slot', 3));
+$node->safe_psql('postgres', expired_keys('slot*3'));
 is($node->safe_psql('postgres', "SELECT idem_expire()"),
 	3, 'idem_expire() needs no slot');
 $node->append_conf('postgresql.conf', 'max_worker_processes = 2');
-$node->safe_psql('postgres', expired('slot', 3));
+$node->safe_psql('postgres', expired_keys('slot*3'));
 my $end = log_end($node);
 $node->restart;
 my @lines = substr(log_since($node, $offset), 0, $end - $offset) =~

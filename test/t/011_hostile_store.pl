@@ -41,9 +41,7 @@ $node->safe_psql('other', 'CREATE EXTENSION pg_idem');
 sub expired_key
 {
 	my ($db, $store, $key) = @_;
-	$node->safe_psql($db,
-		"INSERT INTO $store (key, tenant, route, state, attempt, result_dropped, created_at, expires_at)"
-		  . " VALUES ('$key', '', 'r', 'completed', 1, false, '2000-01-01', '2000-01-02')");
+	$node->safe_psql($db, expired_keys($key, $store));
 	return;
 }
 

@@ -22,19 +22,6 @@ SELECT idem_grant('app');
 CREATE SCHEMA app AUTHORIZATION app;
 EOS
 
-# Put expired keys into a store: prefix1, prefix2, ...; the older ones first.
-sub expired_keys
-{
-	my ($store, $prefix, $n, $state) = @_;
-	$state ||= 'completed';
-	return
-	    "INSERT INTO $store (key, tenant, route, state, attempt, result_dropped,"
-	  . " lease_until, created_at, expires_at)"
-	  . " SELECT '$prefix' || i, '', 'r', '$state', 1, false, '2000-01-01',"
-	  . " '2000-01-01', '2000-01-01'::timestamptz + i * interval '1 s'"
-	  . " FROM generate_series(1, $n) i;";
-}
-
 sub swept_to
 {
 	my ($store, $left, $name) = @_;
@@ -49,7 +36,7 @@ sub swept_to
 # Wait until a sweep of the default store has begun and ended since now.
 sub another_sweep
 {
-	$node->safe_psql('postgres', expired_keys('idempotency_keys', 'mark', 1));
+	$node->safe_psql('postgres', expired_keys('mark*1', 'idempotency_keys'));
 	return $node->poll_query_until('postgres',
 		"SELECT count(*) = 0 FROM idempotency_keys WHERE key LIKE 'mark%'");
 }
@@ -117,8 +104,8 @@ CREATE TABLE refunds (key text, tenant text, route text,
 	CONSTRAINT idem_fk FOREIGN KEY (key, tenant, route) REFERENCES idempotency_keys);
 EOS
 # (in one transaction, lest a sweep come by before they are referred to)
-$node->safe_psql('postgres', 'BEGIN;' . expired_keys('idempotency_keys', 'held', 30000)
-	  . <<'EOS' . expired_keys('idempotency_keys', 'zfree', 100) . 'COMMIT');
+$node->safe_psql('postgres', 'BEGIN;' . expired_keys('held*30000', 'idempotency_keys')
+	  . <<'EOS' . expired_keys('zfree*100', 'idempotency_keys') . 'COMMIT');
 INSERT INTO charges SELECT key, tenant, route FROM idempotency_keys WHERE key LIKE 'held%';
 UPDATE idempotency_keys SET expires_at = '1999-01-01' WHERE key LIKE 'held%';
 EOS
@@ -133,7 +120,7 @@ cmp_ok($node->safe_psql('postgres', $xids) - $before,
 	'<', 1000, 'a key that has to stay costs no transaction ids');
 is($node->safe_psql('postgres', "SELECT count(*) FROM idempotency_keys WHERE key LIKE 'held%'"),
 	30000, 'they all stay');
-$node->safe_psql('postgres', <<'EOS' . expired_keys('idempotency_keys', 'free', 10));
+$node->safe_psql('postgres', <<'EOS' . expired_keys('free*10', 'idempotency_keys'));
 TRUNCATE charges;
 DELETE FROM idempotency_keys;
 DROP TABLE charges, refunds;
@@ -143,7 +130,7 @@ swept_to('idempotency_keys', '', 'when nothing refers to them any more, they go'
 #
 # Keys that a trigger keeps, many more than a sweep tries
 #
-$node->safe_psql('postgres', <<'EOS' . expired_keys('idempotency_keys', 'poison', 350) . expired_keys('idempotency_keys', 'tail', 20));
+$node->safe_psql('postgres', <<'EOS' . expired_keys('poison*350', 'idempotency_keys') . expired_keys('tail*20', 'idempotency_keys'));
 CREATE FUNCTION poison() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
 	IF old.key LIKE 'poison%' THEN RAISE 'not this one'; END IF;
@@ -164,7 +151,7 @@ $node->safe_psql('postgres', 'DROP TRIGGER poison ON idempotency_keys; DELETE FR
 #
 # Keys that are slow to go: a step may take ten seconds
 #
-$node->safe_psql('postgres', <<'EOS' . expired_keys('idempotency_keys', 'slow', 9));
+$node->safe_psql('postgres', <<'EOS' . expired_keys('slow*9', 'idempotency_keys'));
 CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN PERFORM pg_sleep(1.3); RETURN old; END $$;
 CREATE TRIGGER slow BEFORE DELETE ON idempotency_keys FOR EACH ROW EXECUTE FUNCTION slow();
@@ -175,7 +162,7 @@ $node->safe_psql('postgres', 'DROP TRIGGER slow ON idempotency_keys');
 #
 # Keys whose rows' rows somebody has locked: only those may stay
 #
-$node->safe_psql('postgres', <<'EOS' . expired_keys('idempotency_keys', 'l', 500));
+$node->safe_psql('postgres', <<'EOS' . expired_keys('l*500', 'idempotency_keys'));
 CREATE TABLE charges (key text PRIMARY KEY, tenant text DEFAULT '', route text DEFAULT 'r',
 	FOREIGN KEY (key, tenant, route) REFERENCES idempotency_keys ON DELETE CASCADE);
 EOS
@@ -187,7 +174,7 @@ ok( $node->poll_query_until(
 		"SELECT count(*) = 0 FROM pg_stat_activity WHERE backend_type = 'pg_idem expiry worker'"),
 	'and no worker runs');
 $node->safe_psql('postgres', 'DELETE FROM idempotency_keys;'
-	  . expired_keys('idempotency_keys', 'l', 500)
+	  . expired_keys('l*500', 'idempotency_keys')
 	  . 'INSERT INTO charges SELECT key FROM idempotency_keys');
 my $session = PgIdemTest::Session->new($node, 'postgres');
 $session->query("BEGIN; SELECT FROM charges WHERE key IN ('l7', 'l100', 'l400') FOR UPDATE");
@@ -203,7 +190,7 @@ $node->safe_psql('postgres', 'DROP TABLE charges');
 # What a cancelled step has not removed is not in the log
 #
 $offset = log_end($node);
-$node->safe_psql('postgres', <<'EOS' . expired_keys('idempotency_keys', 'u', 2, 'in_progress'));
+$node->safe_psql('postgres', <<'EOS' . expired_keys('u*2', 'idempotency_keys', 'in_progress'));
 CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
 	IF old.key = 'u2' THEN PERFORM pg_sleep(3600); END IF;
@@ -227,7 +214,7 @@ $node->safe_psql('postgres', join '', map { <<EOS } 'evil', 's1', 's2', 's3');
 SELECT idem_create_table('app.$_');
 ALTER TABLE app.$_ OWNER TO app;
 EOS
-$app->query(<<'EOS' . expired_keys('app.evil', 'e', 1) . join '', map { <<EOS . expired_keys("app.$_", 'k', 7) } 's1', 's2', 's3');
+$app->query(<<'EOS' . expired_keys('e*1', 'app.evil') . join '', map { <<EOS . expired_keys('k*7', "app.$_") } 's1', 's2', 's3');
 CREATE FUNCTION app.hang() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN PERFORM pg_sleep(3600); RETURN old; END $$;
 CREATE TRIGGER hang BEFORE DELETE ON app.evil FOR EACH ROW EXECUTE FUNCTION app.hang();
@@ -238,7 +225,7 @@ CREATE TRIGGER slow BEFORE DELETE ON app.$_ FOR EACH ROW EXECUTE FUNCTION app.sl
 EOS
 swept_to("app.$_", '', "app.$_ is swept") foreach 's1', 's2', 's3';
 ok(another_sweep() && another_sweep(), 'so is the default store');
-$app->query(expired_keys('app.s2', 'again', 1));
+$app->query(expired_keys('again*1', 'app.s2'));
 swept_to('app.s2', '', 'and app.s2 again');
 is($app->query('SELECT count(*) FROM app.evil'), 1, 'what hangs is still there');
 $app->quit;

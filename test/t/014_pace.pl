@@ -14,16 +14,6 @@ use Test::More;
 
 my $node = new_node('pace', 'restart_after_crash = on');
 
-sub expired_key
-{
-	my ($key, $store) = @_;
-	$store ||= 'idempotency_keys';
-	return
-	    "INSERT INTO $store (key, tenant, route, state, attempt, result_dropped,"
-	  . " created_at, expires_at)"
-	  . " VALUES ('$key', '', 'r', 'completed', 1, false, '2000-01-01', '2000-01-02');";
-}
-
 sub is_swept
 {
 	my ($db, $key, $name) = @_;
@@ -68,7 +58,7 @@ my $postgres = oid_of('postgres');
 #
 my $launcher = launcher_pid($node);
 $node->safe_psql('postgres', "SELECT pg_cancel_backend($launcher)");
-$node->safe_psql('postgres', expired_key('cancel'));
+$node->safe_psql('postgres', expired_keys('cancel'));
 is_swept('postgres', 'cancel', 'the launcher goes on after pg_cancel_backend()');
 is(launcher_pid($node), $launcher, 'and is the same');
 
@@ -76,7 +66,7 @@ is(launcher_pid($node), $launcher, 'and is the same');
 # A database that somebody has locked is passed over.
 #
 $node->safe_psql('postgres', 'CREATE DATABASE bobs');
-$node->safe_psql('bobs', 'CREATE EXTENSION pg_idem;' . expired_key('b'));
+$node->safe_psql('bobs', 'CREATE EXTENSION pg_idem;' . expired_keys('b'));
 is_swept('bobs', 'b', 'a database is swept');
 my $bobs = oid_of('bobs');
 my $session = PgIdemTest::Session->new($node, 'postgres');
@@ -90,12 +80,12 @@ ok( wait_until(
 my $offset = log_end($node);
 foreach my $key ('during1', 'during2', 'during3')
 {
-	$node->safe_psql('postgres', expired_key($key));
+	$node->safe_psql('postgres', expired_keys($key));
 	is_swept('postgres', $key, "another database is swept: $key");
 }
 is(workers_started($bobs, $offset), 0, 'no worker waits for the one that is locked');
 $session->query('ROLLBACK');
-$node->safe_psql('bobs', expired_key('after'));
+$node->safe_psql('bobs', expired_keys('after'));
 is_swept('bobs', 'after', 'unlocked, it is swept again');
 
 #
@@ -115,7 +105,7 @@ $session->quit;
 #
 # Settings of a database do not stop its sweep.
 #
-$node->safe_psql('bobs', <<'EOS' . join '', map { expired_key("exit$_") } 1 .. 9);
+$node->safe_psql('bobs', <<'EOS' . join '', map { expired_keys("exit$_") } 1 .. 9);
 ALTER DATABASE bobs SET exit_on_error = on;
 ALTER DATABASE bobs SET lock_timeout = '1ms';
 ALTER DATABASE bobs SET statement_timeout = '1ms';
@@ -137,14 +127,14 @@ $node->safe_psql('postgres', 'ALTER DATABASE bobs RESET ALL');
 #
 ok(set_naptime('10min'), 'a naptime of ten minutes');
 my $many = workers_started('\d+');
-$node->safe_psql('postgres', expired_key('reload1'));
+$node->safe_psql('postgres', expired_keys('reload1'));
 ok( $node->poll_query_until(
 		'postgres',
 		"SELECT count(*) = 1 FROM pg_stat_activity WHERE pid = $launcher AND wait_event_type = 'Extension'"
 		  . " AND NOT EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'pg_idem expiry worker')"),
 	'the launcher sleeps');
 ok(set_naptime('1s'), 'a naptime of a second');
-$node->safe_psql('postgres', expired_key('reload2'));
+$node->safe_psql('postgres', expired_keys('reload2'));
 is_swept('postgres', 'reload2', 'sweeps come at the pace of the new naptime');
 
 #
@@ -154,7 +144,7 @@ is_swept('postgres', 'reload2', 'sweeps come at the pace of the new naptime');
 ok(set_naptime('10min'), 'a naptime of ten minutes');
 $node->safe_psql('postgres', 'CREATE DATABASE twophase');
 $node->safe_psql('twophase',
-	'BEGIN; CREATE EXTENSION pg_idem;' . expired_key('p') . "PREPARE TRANSACTION 'p'");
+	'BEGIN; CREATE EXTENSION pg_idem;' . expired_keys('p') . "PREPARE TRANSACTION 'p'");
 $offset = log_end($node);
 my $twophase = oid_of('twophase');
 ok(wait_until(sub { workers_started($twophase, 0) > 0 }), 'a look at PREPARE TRANSACTION');
@@ -165,7 +155,7 @@ is_swept('twophase', 'p', 'CREATE EXTENSION in a prepared transaction');
 # After a start nothing is due before a naptime is over.
 #
 $offset = log_end($node);
-$node->safe_psql('postgres', expired_key('stays'));
+$node->safe_psql('postgres', expired_keys('stays'));
 $node->restart;
 ok( $node->poll_query_until(
 		'postgres',
@@ -180,7 +170,7 @@ is_swept('postgres', 'stays', 'then it sweeps');
 # A sweep that crashes the server is not repeated at once, and ever more
 # rarely; others are not put off.
 #
-$node->safe_psql('postgres', <<'EOS' . expired_key('boom', 'crash'));
+$node->safe_psql('postgres', <<'EOS' . expired_keys('boom', 'crash'));
 SELECT idem_create_table('crash');
 CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN PERFORM pg_sleep(3600); RETURN old; END $$;
@@ -206,7 +196,7 @@ for my $crash (1 .. 5)
 	ok(wait_for_log_line($node, qr/database system is ready to accept connections/, $offset),
 		"the server has crashed and started anew, $crash");
 	ok( wait_until(
-			sub { ($node->psql('postgres', expired_key("crash$crash")))[0] == 0 }),
+			sub { ($node->psql('postgres', expired_keys("crash$crash")))[0] == 0 }),
 		'it is up again');
 	is_swept('postgres', "crash$crash", 'the default store is swept');
 	is($node->safe_psql('postgres', 'SELECT count(*) FROM crash'), 1, 'the other key is still there');

@@ -27,6 +27,7 @@ our @EXPORT = qw(
   sqlstate_is
   sqlstate_of
   launcher_pid
+  expired_keys
   hammer
   in_one_window
 );
@@ -121,6 +122,24 @@ sub launcher_pid
 	return $node->safe_psql('postgres',
 		"SELECT pid FROM pg_stat_activity WHERE backend_type = 'pg_idem launcher'"
 	);
+}
+
+# SQL that makes finished keys past their retention, in the default store or
+# another: 'a', or 'a*100' for a1, a2, ..., a100, the older ones first; or claims
+# that are past everything, if $state is in_progress.
+sub expired_keys
+{
+	my ($keys, $store, $state) = @_;
+	my ($name, $n) = $keys =~ /^(.*)\*(\d+)$/ ? ("'$1' || i", $2) : ("'$keys'", 1);
+
+	$store ||= 'idempotency_keys';
+	$state ||= 'completed';
+	return
+	    "INSERT INTO $store (key, tenant, route, state, attempt,"
+	  . " result_dropped, lease_until, created_at, expires_at)"
+	  . " SELECT $name, '', 'r', '$state', 1, false, '2000-01-01',"
+	  . " '2000-01-01', '2000-01-01'::timestamptz + i * interval '1 s'"
+	  . " FROM generate_series(1, $n) i;";
 }
 
 # Run a pgbench script in many connections; any error in it fails.
