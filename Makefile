@@ -52,11 +52,11 @@ PGFILEDESC = "pg_idem - idempotency keys inside the caller's transaction"
 
 REGRESS = setup begin finish input utf8 infinite hash store expire routes \
 	lease call retry budget breaker stats http natural receive prepared \
-	outbox nulls preload
+	outbox nulls recipes preload
 ENCODING = UTF8
 NO_LOCALE = 1
 ISOLATION = two-begins finish takeover reclaim wait levels serializable \
-	foreign-key clock one-statement new-index routes resume \
+	foreign-key clock own-claim one-statement new-index routes resume \
 	if-match version-guard receive outbox-take outbox-group outbox-fence \
 	outbox-redrive
 ISOLATION_OPTS = --inputdir=test/isolation

@@ -322,8 +322,8 @@ SELECT * FROM d;
 -- One statement from any driver: claim, work, finish
 CREATE TABLE regress_charges (id int GENERATED ALWAYS AS IDENTITY, account text, amount int);
 PREPARE charge AS
-WITH c AS MATERIALIZED (SELECT * FROM idem_begin($1, $2, $3, tenant => $5)),
-	 w AS (INSERT INTO regress_charges (account, amount) SELECT $5, $4 FROM c WHERE c.proceed RETURNING id),
+WITH c AS MATERIALIZED (SELECT *, $5 AS account, $4::int AS amount FROM idem_begin($1, $2, $3, tenant => $5)),
+	 w AS (INSERT INTO regress_charges (account, amount) SELECT c.account, c.amount FROM c WHERE c.proceed RETURNING id),
 	 f AS MATERIALIZED (SELECT w.id, idem_finish($1, jsonb_build_object('id', w.id), tenant => $5) FROM w)
 SELECT c.outcome, c.status, coalesce(c.response, jsonb_build_object('id', f.id)) AS response
 FROM c LEFT JOIN f ON true;

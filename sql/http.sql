@@ -1,7 +1,8 @@
 --
 -- HTTP
 -- What the outside of a request is made of: the Idempotency-Key header, the
--- problem details of an answer, entity tags and If-Match.
+-- problem details of an answer, entity tags and If-Match.  The handler of the
+-- README, which puts them together, is in recipes.
 --
 
 --
@@ -345,56 +346,8 @@ SELECT idem_parse_key('"' || repeat('a', 4000000));
 RESET statement_timeout;
 
 --
--- The handler of the README: key, claim, work, result and problem
+-- idem_request_problem: what to answer where there is no claim
 --
-CREATE TABLE http_charges (id bigint GENERATED ALWAYS AS IDENTITY, payment text, account text, amount int);
-PREPARE handle(text, text, text) AS
-WITH c AS MATERIALIZED (SELECT b AS claim, b.*, $2::jsonb AS request
-						FROM idem_begin($1, 'POST /charges', idem_hash($2::jsonb), tenant => $3) b),
-	 w AS (INSERT INTO http_charges (account, amount) SELECT $3, (c.request ->> 'amount')::int FROM c
-		   WHERE c.proceed RETURNING id),
-	 f AS MATERIALIZED (SELECT w.id, idem_finish($1, jsonb_build_object('id', w.id), status => 201,
-												 route => 'POST /charges', tenant => $3) FROM w)
-SELECT c.outcome, coalesce(c.status, 201) AS status, c.headers, c.body,
-	   CASE WHEN c.proceed THEN jsonb_build_object('id', f.id) ELSE c.response END AS response,
-	   idem_problem(c.claim) ->> 'title' AS problem, ceil(extract(epoch FROM c.retry_after)) AS retry_after
-FROM c LEFT JOIN f ON true;
-EXECUTE handle(idem_parse_key('"h1"'), '{"amount": 1}', 'alice');
-EXECUTE handle(idem_parse_key('h1'), '{"amount": 1}', 'alice');
-EXECUTE handle(idem_parse_key('h1'), '{"amount": 2}', 'alice');
--- another account's key of the same name is another key
-EXECUTE handle(idem_parse_key('h1'), '{"amount": 1}', 'bob');
-EXECUTE handle(idem_parse_key('h1'), '{"amount": 1}', 'bob');
-SELECT outcome FROM idem_begin('h2', 'POST /charges', idem_hash('{"amount": 3}'::jsonb), tenant => 'bob');
-EXECUTE handle(idem_parse_key('h2'), '{"amount": 3}', 'bob');
-SELECT account, amount FROM http_charges ORDER BY id;
--- What the work reads of the request is read by nobody but who does the work,
--- whether the plan knows the parameters or not: a replay and a mismatch of
--- what would be an error in the work
-SET plan_cache_mode = force_custom_plan;
-EXECUTE handle('p1', '{"amount": 7}', 'alice');
-EXECUTE handle('p1', '{"amount": 7.0}', 'alice');
-EXECUTE handle('p1', '{"amount": "abc"}', 'alice');
-EXECUTE handle('p2', '{"amount": "abc"}', 'alice');
-SET plan_cache_mode = force_generic_plan;
-EXECUTE handle('p3', '{"amount": 7}', 'alice');
-EXECUTE handle('p3', '{"amount": 7.0}', 'alice');
-EXECUTE handle('p3', '{"amount": "abc"}', 'alice');
-EXECUTE handle('p4', '{"amount": "abc"}', 'alice');
-RESET plan_cache_mode;
--- written out, as the simple protocol has it
-WITH c AS MATERIALIZED (SELECT b AS claim, b.*, '{"amount": "abc"}'::jsonb AS request
-						FROM idem_begin('p1', 'POST /charges', idem_hash('{"amount": "abc"}'::jsonb), tenant => 'alice') b),
-	 w AS (INSERT INTO http_charges (account, amount) SELECT 'alice', (c.request ->> 'amount')::int FROM c
-		   WHERE c.proceed RETURNING id)
-SELECT c.outcome, c.status, w.id FROM c LEFT JOIN w ON true;
--- those that failed have left nothing behind
-SELECT count(*) FILTER (WHERE key IN ('p2', 'p4')) AS failed, count(*) FROM idempotency_keys;
-DEALLOCATE handle;
-DROP TABLE http_charges;
-DELETE FROM idempotency_keys;
-
--- what to answer where there is no claim
 SELECT idem_request_problem('key_missing') = idem_problem(NULL) AS same;
 SELECT jsonb_pretty(idem_request_problem('key_malformed'));
 SELECT jsonb_pretty(idem_request_problem('request_invalid', 'amount must be a number'));

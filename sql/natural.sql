@@ -84,10 +84,10 @@ DELETE FROM natural_docs d WHERE d.id = 1 AND idem_if_match(:'seen', idem_etag(d
 -- claim, change and result in one statement, both answers stored
 INSERT INTO natural_docs VALUES (2, 'A', 'a');
 PREPARE change_once(text, int, text, text, text) AS
-	WITH c AS MATERIALIZED (SELECT b AS claim, b.*, $3 AS if_match FROM idem_begin(idem_parse_key($1), 'PATCH /docs',
+	WITH c AS MATERIALIZED (SELECT b AS claim, b.*, $2 AS id, $3 AS if_match, $4 AS title FROM idem_begin(idem_parse_key($1), 'PATCH /docs',
 				idem_hash(jsonb_build_array($2, $3, $4)), tenant => $5) b),
-		 u AS (UPDATE natural_docs d SET title = $4
-			FROM c WHERE c.proceed AND d.id = $2 AND idem_if_match(c.if_match, idem_etag(d.*)) RETURNING d.title),
+		 u AS (UPDATE natural_docs d SET title = c.title
+			FROM c WHERE c.proceed AND d.id = c.id AND idem_if_match(c.if_match, idem_etag(d.*)) RETURNING d.title),
 		 f AS MATERIALIZED (SELECT a.status, a.response, idem_finish(idem_parse_key($1), a.response, a.status, route => 'PATCH /docs', tenant => $5)
 			FROM c, LATERAL (SELECT CASE WHEN count(*) = 1 THEN 200 ELSE 412 END AS status,
 				jsonb_build_object('title', max(u.title)) AS response FROM u) a
@@ -100,8 +100,16 @@ EXECUTE change_once('p1', 2, :'seen', 'B', 'alice');
 EXECUTE change_once('"p2"', 2, :'seen', 'C', 'alice');
 EXECUTE change_once('"p2"', 2, :'seen', 'C', 'alice');
 EXECUTE change_once('"p2"', 2, '*', 'C', 'alice');
--- another request under the key, whose condition would be an error
+-- another request under the key, whose condition would be an error, as would
+-- be its title
+ALTER TABLE natural_docs ALTER title TYPE varchar(3);
+SET plan_cache_mode = force_custom_plan;
 EXECUTE change_once('"p2"', 2, 'no tag', 'C', 'alice');
+EXECUTE change_once('"p2"', 2, '*', 'too long', 'alice');
+SET plan_cache_mode = force_generic_plan;
+EXECUTE change_once('"p2"', 2, 'no tag', 'C', 'alice');
+EXECUTE change_once('"p2"', 2, '*', 'too long', 'alice');
+RESET plan_cache_mode;
 SELECT title FROM natural_docs WHERE id = 2;
 
 --
