@@ -470,12 +470,13 @@ refuse_answer(int64 id, int32 attempt)
 				 errmsg("claim on message %lld is stale", (long long) id),
 				 errdetail("The caller has attempt %d; the current attempt is %d.",
 						   attempt, current),
-				 errhint("Another relay has taken the message over; go on with the next.")));
+				 errhint("Only the relay that took the message last may answer for it; go on with the next.")));
 	}
 	ereport(ERROR,
 			(errcode(ERRCODE_IDEM_NO_CLAIM),
 			 errmsg("there is no message %lld in the outbox", (long long) id),
-			 errdetail("It is done, or was published again under another id by idem_outbox_redrive().")));
+			 errdetail("It is done, or was published again under another id by idem_outbox_redrive()."),
+			 errhint("Go on with the next message.")));
 }
 
 /*

@@ -83,14 +83,17 @@ is($other->result, 'replayed', 'and has the answer');
 # Budgets, breakers and statistics say what they need; a key that has failed is
 # executed again without a budget.
 #
+my $what_to_do =
+  qr/HINT:  Add pg_idem to shared_preload_libraries in postgresql.conf, then restart the server\./;
 foreach my $call ("idem_budget_allow('s', true)", "idem_budget_allow('s', false)",
 	"idem_breaker_allow('s')", "idem_breaker_record('s', true)",
 	"idem_breaker_retry_after('s')", "idem_hedge_after('r')",
 	'count(*) FROM idem_stat_routes', 'count(*) FROM idem_stat_services', 'idem_stats_reset()')
 {
 	is($psql->error("SELECT $call"), '55000', $call);
+	like($psql->{err}, qr/must be loaded via shared_preload_libraries.*$what_to_do/s,
+		'which says why, and what to do');
 }
-like($psql->{err}, qr/must be loaded via shared_preload_libraries/, 'which says why');
 is( $psql->query(q(
 BEGIN; SELECT outcome FROM idem_begin('f', 'r', NULL); SELECT idem_finish('f', '1', 503); COMMIT;
 BEGIN; SELECT outcome FROM idem_begin('f', 'r', NULL); SELECT idem_finish('f', '1', 503); COMMIT;
@@ -188,6 +191,8 @@ $node->safe_psql('postgres',
 $app = PgIdemTest::Session->new($node, 'postgres', 'app');
 is($app->error("SELECT idem_begin('u', 'r', NULL)"),
 	'55000', 'tenant_is_role is refused');
+like($app->{err}, qr/needs pg_idem in shared_preload_libraries.*$what_to_do/s,
+	'which says what to do');
 $_->quit foreach $psql, $other, $app;
 
 $node->stop;
