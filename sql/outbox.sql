@@ -296,6 +296,13 @@ BEGIN;
 UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'idem_outbox_groups'::regclass;
 SELECT idem_outbox_take('t');
 ROLLBACK;
+-- in the order of its table's columns: in another, messages would be missed
+BEGIN;
+DROP INDEX idem_outbox_groups;
+CREATE INDEX idem_outbox_groups ON idem_outbox (topic, group_key COLLATE "POSIX", id)
+	WHERE dead_at IS NULL AND group_key IS NOT NULL;
+SELECT idem_outbox_take('t');
+ROLLBACK;
 SELECT payload FROM idem_outbox_take('t', 10);
 -- others do not confuse it, also where they are found first
 SELECT reset_outbox();
@@ -410,7 +417,13 @@ SELECT message_id, payload, attempt FROM idem_outbox_take('t');
 SELECT idem_outbox_fail(id, attempt, 'poison', dead => true) FROM idem_outbox WHERE attempt = 1;
 SELECT idem_outbox_redrive();
 SELECT message_id, payload, attempt FROM idem_outbox_take('t');
-UPDATE idem_outbox SET lease_until = '2000-01-01', attempt = max_attempts WHERE dead_at IS NULL;
+-- without a message_id it is taken no more
+SELECT lose_leases();
+SELECT payload FROM idem_outbox_take('t');
+UPDATE idem_outbox SET attempt = max_attempts;
+ALTER TABLE idem_outbox DISABLE TRIGGER regress_null;
+UPDATE idem_outbox SET message_id = '00000000-0000-0000-0000-000000000002' WHERE dead_at IS NULL;
+ALTER TABLE idem_outbox ENABLE TRIGGER regress_null;
 SELECT idem_outbox_take('t');
 SELECT payload, message_id, dead_at IS NOT NULL AS dead FROM idem_outbox ORDER BY id;
 DROP TRIGGER regress_null ON idem_outbox;
@@ -419,7 +432,8 @@ INSERT INTO idem_outbox (topic, group_key, message_id, created_at, available_at,
 	VALUES ('t', 'g1', gen_random_uuid(), now(), NULL, 1, 0), ('t', 'g2', gen_random_uuid(), now(), now(), NULL, 0),
 		('t', NULL, gen_random_uuid(), now(), now(), 1, NULL), ('t', 'g3', gen_random_uuid(), now(), now(), 0, -5),
 		('t', 'g4', gen_random_uuid(), 'infinity', '-infinity', 5, -5), ('t', 'g1', gen_random_uuid(), now(), now(), 1, 0),
-		(NULL, 'g5', gen_random_uuid(), now(), now(), 1, 0);
+		(NULL, 'g5', gen_random_uuid(), now(), now(), 1, 0), ('t', 'g6', NULL, now(), now(), 1, 0),
+		('t', NULL, gen_random_uuid(), NULL, now(), 1, 0);
 SELECT group_key, attempt FROM idem_outbox_take('t', 100);
 SELECT idem_outbox_done(id, 1) FROM idem_outbox WHERE attempt IS NULL;
 SELECT group_key, dead_at IS NOT NULL AS dead FROM idem_outbox ORDER BY id;

@@ -241,7 +241,8 @@ idem_publish(PG_FUNCTION_ARGS)
 		not_accepted("a message");
 	*message_id = *DatumGetUUIDP(idem_returned(SPI_tuptable, 0, 1));
 	if (group != NULL)
-		check_order(topic, group, DatumGetInt64(idem_returned(SPI_tuptable, 0, 2)));
+		check_order(topic, group,
+					DatumGetInt64(idem_returned(SPI_tuptable, 0, 2)));
 	idem_outbox_close(&outbox);
 
 	if (available_at == now)
@@ -584,7 +585,8 @@ revive(int64 id, text *topic, text *group)
 	if (idem_outbox_run(IDEM_REVIVE_MESSAGE, values, NULL) != 1)
 		not_accepted("a message");
 	if (group != NULL)
-		check_order(topic, group, DatumGetInt64(idem_returned(SPI_tuptable, 0, 1)));
+		check_order(topic, group,
+					DatumGetInt64(idem_returned(SPI_tuptable, 0, 1)));
 	wake_relays(topic);
 }
 

@@ -19,8 +19,10 @@
 
 /* Columns of idem_outbox that are read without SQL */
 #define Anum_outbox_id				1
+#define Anum_outbox_message_id		2
 #define Anum_outbox_topic			3
 #define Anum_outbox_group_key		4
+#define Anum_outbox_created_at		7
 #define Anum_outbox_max_attempts	8
 #define Anum_outbox_available_at	9
 #define Anum_outbox_attempt			10

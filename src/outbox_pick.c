@@ -48,6 +48,7 @@
 #include "access/relscan.h"
 #include "access/xact.h"
 #include "catalog/pg_am.h"
+#include "catalog/pg_collation.h"
 #include "miscadmin.h"
 #include "nodes/primnodes.h"
 #include "utils/builtins.h"
@@ -123,7 +124,9 @@ has_null_test(List *predicate, AttrNumber column, NullTestType type)
 
 /*
  * Is this the index on topic, the given column and id, of pending messages
- * with a group, or without?  The owner may have made others.
+ * with a group, or without?  The owner may have made others.  Its texts must
+ * be in the order of the table's columns, which our scans expect; in another
+ * one they would miss messages.
  */
 static bool
 is_index_on(Relation index, AttrNumber column, NullTestType group)
@@ -138,6 +141,9 @@ is_index_on(Relation index, AttrNumber column, NullTestType group)
 		form->indkey.values[2] == Anum_outbox_id &&
 		index->rd_indoption[0] == 0 && index->rd_indoption[1] == 0 &&
 		index->rd_indoption[2] == 0 &&
+		index->rd_indcollation[0] == C_COLLATION_OID &&
+		(column != Anum_outbox_group_key ||
+		 index->rd_indcollation[1] == C_COLLATION_OID) &&
 		list_length(predicate) == 2 &&
 		has_null_test(predicate, Anum_outbox_dead_at, IS_NULL) &&
 		has_null_test(predicate, Anum_outbox_group_key, group);
@@ -197,12 +203,15 @@ next_row(Stream *stream)
 /*
  * Has the row what every message has?  The table's owner may have dropped a
  * NOT NULL constraint.  A row without is passed over, and if it is the first
- * of its group, the group waits until the owner has mended it.
+ * of its group, the group waits until the owner has mended it.  (That it has
+ * a topic is known from the index.)
  */
 static bool
 is_complete(TupleTableSlot *row)
 {
 	return !idem_row_isnull(row, Anum_outbox_id) &&
+		!idem_row_isnull(row, Anum_outbox_message_id) &&
+		!idem_row_isnull(row, Anum_outbox_created_at) &&
 		!idem_row_isnull(row, Anum_outbox_available_at) &&
 		!idem_row_isnull(row, Anum_outbox_attempt) &&
 		!idem_row_isnull(row, Anum_outbox_max_attempts);

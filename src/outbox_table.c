@@ -4,8 +4,8 @@
  *	  The table of the outbox: what it has to be, the statements on it, and
  *	  its purge.
  *
- * The table is changed with SQL, as its owner (owner.c), by statements that
- * are prepared once in a session.
+ * The table is changed with SQL, as its owner (owner.c), by statements that are
+ * prepared once in a session.
  *
  * Copyright (c) 2026, pg_idem contributors
  *
@@ -373,10 +373,10 @@ remove_dead_letter(void *arg)
 
 /*
  * Remove dead letters that died before a time, by their ids, those behind
- * *last, "size" at the most, and for half a second.  One that cannot go, such
- * as one that a foreign key refers to, is counted in *failed and passed over.
- * Returns whether there may be more.  Needs a connection to SPI, and a table
- * that idem_is_outbox().
+ * *last, "size" at the most, and for half a second, but at least one.  One
+ * that cannot go, such as one that a foreign key refers to, is counted in
+ * *failed and passed over.  Returns whether there may be more.  Needs a
+ * connection to SPI, and a table that idem_is_outbox().
  */
 bool
 idem_outbox_purge(const char *table, TimestampTz before, int64 *last,
@@ -407,7 +407,10 @@ idem_outbox_purge(const char *table, TimestampTz before, int64 *last,
 		ErrorData  *error = NULL;
 
 		CHECK_FOR_INTERRUPTS();
-		if (TimestampDifferenceExceeds(start, GetCurrentTimestamp(),
+
+		/* to have found them may have taken all of the time already */
+		if (i > 0 &&
+			TimestampDifferenceExceeds(start, GetCurrentTimestamp(),
 									   MAX_PURGE_MSECS))
 			return true;
 		*last = removal.id;
