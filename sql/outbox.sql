@@ -444,6 +444,32 @@ DELETE FROM idem_outbox;
 ALTER TABLE idem_outbox ALTER message_id SET NOT NULL, ALTER topic SET NOT NULL, ALTER available_at SET NOT NULL,
 	ALTER attempt SET NOT NULL, ALTER max_attempts SET NOT NULL, ALTER created_at SET NOT NULL;
 DROP FUNCTION regress_null();
+-- what no take would ever find is not published
+ALTER TABLE idem_outbox ALTER available_at DROP NOT NULL;
+CREATE FUNCTION regress_never() RETURNS trigger LANGUAGE plpgsql AS
+	$$ BEGIN new.available_at := NULL; RETURN new; END $$;
+SELECT idem_publish('t', '1') IS NOT NULL AS published;
+SELECT idem_outbox_fail(id, attempt, dead => true) FROM idem_outbox_take('t');
+CREATE TRIGGER regress_never BEFORE INSERT ON idem_outbox FOR EACH ROW EXECUTE FUNCTION regress_never();
+SELECT idem_publish('t', '2');
+SELECT idem_outbox_redrive();
+SELECT payload, dead_at IS NOT NULL AS dead FROM idem_outbox;
+DROP FUNCTION regress_never() CASCADE;
+ALTER TABLE idem_outbox ALTER available_at SET NOT NULL;
+-- a message that was taken can be answered for, whatever its attempt was
+UPDATE idem_outbox SET attempt = -5, available_at = now(), dead_at = NULL;
+SELECT attempt FROM idem_outbox_take('t');
+SELECT idem_outbox_done(id, attempt) FROM idem_outbox;
+SELECT count(*) FROM idem_outbox;
+-- a dead letter with a topic that no relay can name keeps no others back
+ALTER TABLE idem_outbox DROP CONSTRAINT idem_outbox_topic_check;
+INSERT INTO idem_outbox (message_id, topic, created_at, available_at, max_attempts, dead_at)
+	SELECT gen_random_uuid(), topic, now(), now(), 1, now()
+	FROM unnest(ARRAY['t', '', repeat('t', 256), repeat('t', 9000), 'u']) topic;
+SELECT idem_outbox_redrive();
+SELECT length(topic), dead_at IS NOT NULL AS dead FROM idem_outbox ORDER BY 1, 2;
+DELETE FROM idem_outbox;
+ALTER TABLE idem_outbox ADD CONSTRAINT idem_outbox_topic_check CHECK (octet_length(topic) BETWEEN 1 AND 255);
 
 -- Redrive carries further columns over, and notices when they change
 SELECT reset_outbox();

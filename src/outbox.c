@@ -143,6 +143,20 @@ check_order(text *topic, text *group, int64 id)
 				 errhint("Restore its sequence: INCREMENT 1, CACHE 1, NO CYCLE, and not set back.")));
 }
 
+/*
+ * Refuse a message that a trigger has left without one of the columns that
+ * its statement returns: no take would find it, and it would be lost without
+ * a word.  Returns its id.
+ */
+static int64
+check_inserted(pg_uuid_t *message_id)
+{
+	for (int column = 1; column <= SPI_tuptable->tupdesc->natts; column++)
+		(void) idem_returned(SPI_tuptable, 0, column);
+	*message_id = *DatumGetUUIDP(idem_returned(SPI_tuptable, 0, 2));
+	return DatumGetInt64(idem_returned(SPI_tuptable, 0, 1));
+}
+
 /* Wake the relays of a topic once this transaction has committed. */
 static void
 wake_relays(text *topic)
@@ -209,6 +223,7 @@ idem_publish(PG_FUNCTION_ARGS)
 	TimestampTz now;
 	TimestampTz available_at;
 	IdemOutbox	outbox;
+	int64		id;
 	Datum		values[8];
 	char		nulls[9] = "        ";
 
@@ -239,10 +254,9 @@ idem_publish(PG_FUNCTION_ARGS)
 	values[6] = TimestampTzGetDatum(available_at);
 	if (idem_outbox_run(IDEM_INSERT_MESSAGE, values, nulls) != 1)
 		not_accepted("a message");
-	*message_id = *DatumGetUUIDP(idem_returned(SPI_tuptable, 0, 1));
+	id = check_inserted(message_id);
 	if (group != NULL)
-		check_order(topic, group,
-					DatumGetInt64(idem_returned(SPI_tuptable, 0, 2)));
+		check_order(topic, group, id);
 	idem_outbox_close(&outbox);
 
 	if (available_at == now)
@@ -574,19 +588,21 @@ idem_outbox_fail(PG_FUNCTION_ARGS)
  * group.
  */
 static void
-revive(int64 id, text *topic, text *group)
+revive(int64 dead_id, text *topic, text *group)
 {
+	pg_uuid_t	message_id;
+	int64		id;
 	Datum		values[2];
 
 	if (group != NULL)
 		lock_group(topic, group);
-	values[0] = Int64GetDatum(id);
+	values[0] = Int64GetDatum(dead_id);
 	values[1] = TimestampTzGetDatum(GetCurrentTimestamp());
 	if (idem_outbox_run(IDEM_REVIVE_MESSAGE, values, NULL) != 1)
 		not_accepted("a message");
+	id = check_inserted(&message_id);
 	if (group != NULL)
-		check_order(topic, group,
-					DatumGetInt64(idem_returned(SPI_tuptable, 0, 1)));
+		check_order(topic, group, id);
 	wake_relays(topic);
 }
 

@@ -52,6 +52,10 @@ static const struct
 	{"last_error", TEXTOID}
 };
 
+/* What every message has; an insert returns it to be looked at */
+#define REQUIRED \
+	"id, message_id, topic, created_at, max_attempts, available_at, attempt"
+
 /* columns that a trigger may have set NULL, which must not be in the way */
 #define FOR_THE_LOG \
 	"coalesce(topic, '?'), coalesce(message_id::text, '?'), coalesce(attempt, 0)"
@@ -69,7 +73,7 @@ static const struct
 		"INSERT INTO %1$s (message_id, topic, group_key, payload, headers,"
 		" created_at, available_at, max_attempts)"
 		" VALUES (coalesce($1, gen_random_uuid()), $2, $3, $4, $5, $6, $7, $8)"
-		" RETURNING message_id, id",
+		" RETURNING " REQUIRED,
 		{UUIDOID, TEXTOID, TEXTOID, JSONBOID, JSONBOID, TIMESTAMPTZOID,
 		TIMESTAMPTZOID, INT4OID}
 	},
@@ -82,7 +86,8 @@ static const struct
 	},
 
 	[IDEM_TAKE_MESSAGE] = {
-		"UPDATE ONLY %1$s SET attempt = attempt + 1, lease_until = $2"
+		"UPDATE ONLY %1$s SET attempt = greatest(attempt, 0) + 1,"
+		" lease_until = $2"
 		" WHERE id = $1 RETURNING *",
 		{INT8OID, TIMESTAMPTZOID}
 	},
@@ -112,12 +117,13 @@ static const struct
 		{INT8OID}
 	},
 
-	/* topic, id, how many */
+	/* topic, id, how many; only what relays could take */
 	[IDEM_PICK_DEAD] = {
 		"SELECT id, topic, group_key FROM ONLY %1$s"
 		" WHERE dead_at IS NOT NULL AND ($1 IS NULL OR topic = $1)"
 		" AND ($2 IS NULL OR id = $2)"
-		" AND num_nulls(id, message_id, topic, created_at, max_attempts) = 0"
+		" AND num_nulls(id, message_id, created_at, max_attempts) = 0"
+		" AND octet_length(topic) BETWEEN 1 AND 255"
 		" ORDER BY id LIMIT $3 FOR UPDATE SKIP LOCKED",
 		{TEXTOID, INT8OID, INT8OID}
 	},
@@ -127,7 +133,8 @@ static const struct
 		" created_at, max_attempts, available_at, last_error%2$s)"
 		" OVERRIDING SYSTEM VALUE"
 		" SELECT message_id, topic, group_key, payload, headers,"
-		" created_at, max_attempts, $2, last_error%2$s FROM gone RETURNING id",
+		" created_at, max_attempts, $2, last_error%2$s FROM gone"
+		" RETURNING " REQUIRED,
 		{INT8OID, TIMESTAMPTZOID}
 	}
 };
