@@ -4,8 +4,8 @@
  *	  The table of the outbox: what it has to be, the statements on it, and
  *	  its purge.
  *
- * The table is changed with SQL, as its owner (owner.c), by statements that are
- * prepared once in a session.
+ * The table is changed with SQL, as its owner (owner.c), by statements that
+ * are prepared once in a session.
  *
  * Copyright (c) 2026, pg_idem contributors
  *
