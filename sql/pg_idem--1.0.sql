@@ -141,6 +141,195 @@ CREATE INDEX ON @extschema@.idempotency_keys (expires_at);
 
 COMMENT ON TABLE @extschema@.idempotency_keys IS
 	'the default store of idempotency keys';
+
+--
+-- The claim
+--
+
+CREATE FUNCTION @extschema@.idem_begin(
+	key				text,
+	route			text,
+	hash			bytea,
+	tenant			text DEFAULT NULL,
+	ttl				interval DEFAULT NULL,
+	lease			interval DEFAULT NULL,
+	wait			interval DEFAULT NULL,
+	first_sent		timestamptz DEFAULT NULL,
+	store			regclass DEFAULT NULL)
+RETURNS @extschema@.idem_claim
+AS 'MODULE_PATHNAME', 'idem_begin'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_begin IS
+	'claim a key for this transaction, or get the answer of the request that has it';
+
+CREATE FUNCTION @extschema@.idem_finish(
+	key				text,
+	response		jsonb DEFAULT NULL,
+	status			int4 DEFAULT 200,
+	headers			jsonb DEFAULT NULL,
+	body			bytea DEFAULT NULL,
+	route			text DEFAULT NULL,
+	tenant			text DEFAULT NULL,
+	attempt			int4 DEFAULT NULL,
+	ttl				interval DEFAULT NULL,
+	store			regclass DEFAULT NULL)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_finish'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_finish IS
+	'store the result of a claimed key';
+
+CREATE FUNCTION @extschema@.idem_lookup(
+	key				text,
+	route			text,
+	tenant			text DEFAULT NULL,
+	store			regclass DEFAULT NULL)
+RETURNS @extschema@.idempotency_key
+AS 'MODULE_PATHNAME', 'idem_lookup'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_lookup IS
+	'read a key without claiming it; NULL if there is none';
+
+--
+-- Claims that outlive their transaction
+--
+
+CREATE FUNCTION @extschema@.idem_checkpoint(
+	key				text,
+	step			text,
+	data			jsonb DEFAULT NULL,
+	route			text DEFAULT NULL,
+	tenant			text DEFAULT NULL,
+	attempt			int4 DEFAULT NULL,
+	lease			interval DEFAULT NULL,
+	store			regclass DEFAULT NULL)
+RETURNS timestamptz
+AS 'MODULE_PATHNAME', 'idem_checkpoint'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_checkpoint IS
+	'record how far the work of a claim has come and renew its lease; returns when that ends';
+
+CREATE FUNCTION @extschema@.idem_release(
+	key				text,
+	route			text DEFAULT NULL,
+	tenant			text DEFAULT NULL,
+	attempt			int4 DEFAULT NULL,
+	store			regclass DEFAULT NULL)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_release'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_release IS
+	'give a claim up: the next request resumes it at once';
+
+CREATE FUNCTION @extschema@.idem_resume(
+	max				int4 DEFAULT 1,
+	route			text DEFAULT NULL,
+	tenant			text DEFAULT NULL,
+	key				text DEFAULT NULL,
+	lease			interval DEFAULT NULL,
+	held			bool DEFAULT false,
+	store			regclass DEFAULT NULL)
+RETURNS SETOF @extschema@.idempotency_key
+AS 'MODULE_PATHNAME', 'idem_resume'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_resume IS
+	'take over claims whose lease is over, max at the most, each for one caller';
+
+CREATE FUNCTION @extschema@.idem_child_key(
+	key				text,
+	step			text,
+	route			text,
+	tenant			text DEFAULT NULL)
+RETURNS uuid
+AS 'MODULE_PATHNAME', 'idem_child_key'
+LANGUAGE C STABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_child_key IS
+	'idempotency key for a call downstream, the same on every attempt';
+
+CREATE FUNCTION @extschema@.idem_call(
+	key				text,
+	route			text,
+	request			jsonb,
+	work			regprocedure,
+	status			int4 DEFAULT 200,
+	tenant			text DEFAULT NULL,
+	ttl				interval DEFAULT NULL,
+	lease			interval DEFAULT NULL,
+	wait			interval DEFAULT NULL,
+	first_sent		timestamptz DEFAULT NULL,
+	store			regclass DEFAULT NULL)
+RETURNS @extschema@.idem_claim
+AS 'MODULE_PATHNAME', 'idem_call'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_call IS
+	'claim a key, call work(request) and store what it returns, in one call';
+
+CREATE VIEW @extschema@.idem_unfinished AS
+SELECT key, tenant, route, attempt, request_hash, created_at, lease_until,
+	step, step_data, expires_at
+FROM @extschema@.idempotency_keys
+WHERE state OPERATOR(pg_catalog.=) 'in_progress'
+	AND lease_until OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp();
+
+COMMENT ON VIEW @extschema@.idem_unfinished IS
+	'claims in the default store whose lease is over or that were released';
+COMMENT ON COLUMN @extschema@.idem_unfinished.key IS
+	'the key as the client sent it, 1 to 255 bytes';
+COMMENT ON COLUMN @extschema@.idem_unfinished.tenant IS
+	'whose key it is; empty where there is one tenant';
+COMMENT ON COLUMN @extschema@.idem_unfinished.route IS
+	'what the key is for, such as "POST /v1/charges"';
+COMMENT ON COLUMN @extschema@.idem_unfinished.attempt IS
+	'counts executions; the fencing token';
+COMMENT ON COLUMN @extschema@.idem_unfinished.request_hash IS
+	'fingerprint of the first request';
+COMMENT ON COLUMN @extschema@.idem_unfinished.created_at IS
+	'when the key was first claimed';
+COMMENT ON COLUMN @extschema@.idem_unfinished.step IS
+	'last checkpoint';
+COMMENT ON COLUMN @extschema@.idem_unfinished.step_data IS
+	'data of the last checkpoint';
+COMMENT ON COLUMN @extschema@.idem_unfinished.expires_at IS
+	'when the key is forgotten';
+COMMENT ON COLUMN @extschema@.idem_unfinished.lease_until IS
+	'when the lease ended; -infinity if it was released';
+
+--
+-- Fingerprints
+--
+
+CREATE FUNCTION @extschema@.idem_hash(request jsonb)
+RETURNS bytea
+AS 'MODULE_PATHNAME', 'idem_hash_jsonb'
+LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_hash IS
+	'fingerprint of a JSON document by value: SHA-256, the same for equal documents';
+
+CREATE FUNCTION @extschema@.idem_hash_text(request text)
+RETURNS bytea
+AS 'MODULE_PATHNAME', 'idem_hash_bytes'
+LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_hash_text IS
+	'fingerprint of a text: SHA-256 of its bytes';
+
+CREATE FUNCTION @extschema@.idem_hash_bytes(request bytea)
+RETURNS bytea
+AS 'MODULE_PATHNAME', 'idem_hash_bytes'
+LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_hash_bytes IS
+	'fingerprint of bytes: SHA-256';
+
 --
 -- Policies of routes
 --
@@ -207,6 +396,113 @@ COMMENT ON COLUMN @extschema@.idem_route_policies.retry_ratio IS
 	'retry budget: retries allowed per request';
 COMMENT ON COLUMN @extschema@.idem_route_policies.retry_min_per_second IS
 	'retry budget: retries allowed per second in any case';
+
+--
+-- The retrying side
+--
+
+CREATE FUNCTION @extschema@.idem_backoff(
+	retry			int4,
+	base			interval DEFAULT '100 ms',
+	cap				interval DEFAULT '30 s',
+	jitter			text DEFAULT 'full',
+	previous		interval DEFAULT NULL,
+	seed			int8 DEFAULT NULL)
+RETURNS interval
+AS 'MODULE_PATHNAME', 'idem_backoff'
+LANGUAGE C VOLATILE PARALLEL SAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_backoff IS
+	'how long to wait before a retry: exponential, capped, with jitter';
+
+CREATE FUNCTION @extschema@.idem_retryable(status int4)
+RETURNS bool
+AS 'MODULE_PATHNAME', 'idem_retryable_status'
+LANGUAGE C IMMUTABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_retryable(int4) IS
+	'may a request that got this HTTP status be retried? NULL status: no answer; NULL result: it depends';
+
+CREATE FUNCTION @extschema@.idem_retryable(sqlstate text)
+RETURNS bool
+AS 'MODULE_PATHNAME', 'idem_retryable_sqlstate'
+LANGUAGE C IMMUTABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_retryable(text) IS
+	'may a transaction that failed with this SQLSTATE be retried? NULL SQLSTATE: no answer';
+
+CREATE FUNCTION @extschema@.idem_retry(
+	retry			int4,
+	status			int4,
+	retry_after		text DEFAULT NULL,
+	expires_at		timestamptz DEFAULT NULL,
+	max_attempts	int4 DEFAULT NULL,
+	base			interval DEFAULT '100 ms',
+	cap				interval DEFAULT '30 s',
+	jitter			text DEFAULT 'full',
+	previous		interval DEFAULT NULL,
+	seed			int8 DEFAULT NULL)
+RETURNS interval
+AS 'MODULE_PATHNAME', 'idem_retry'
+LANGUAGE C VOLATILE PARALLEL SAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_retry IS
+	'how long to wait before a request that got this status is retried; NULL: give up';
+
+CREATE FUNCTION @extschema@.idem_budget_allow(
+	service			text,
+	is_retry		bool)
+RETURNS bool
+AS 'MODULE_PATHNAME', 'idem_budget_allow'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_budget_allow IS
+	'count a call to a service; false if it is a retry that the budget refuses';
+
+CREATE FUNCTION @extschema@.idem_breaker_allow(service text)
+RETURNS bool
+AS 'MODULE_PATHNAME', 'idem_breaker_allow'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_breaker_allow IS
+	'may the service be called? Counts as a trial while its breaker is half open';
+
+CREATE FUNCTION @extschema@.idem_breaker_record(
+	service			text,
+	ok				bool,
+	duration		interval DEFAULT NULL)
+RETURNS text
+AS 'MODULE_PATHNAME', 'idem_breaker_record'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_breaker_record IS
+	'tell a breaker how a call to the service went; returns its state after that';
+
+CREATE FUNCTION @extschema@.idem_breaker_retry_after(service text)
+RETURNS interval
+AS 'MODULE_PATHNAME', 'idem_breaker_retry_after'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_breaker_retry_after IS
+	'when to ask a breaker again that refuses; NULL if it lets calls through';
+
+CREATE FUNCTION @extschema@.idem_breaker_reset(service text)
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_breaker_reset'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_breaker_reset IS
+	'close a breaker and forget what it knows';
+
+CREATE FUNCTION @extschema@.idem_hedge_after(
+	route			text,
+	quantile		float8 DEFAULT 0.95)
+RETURNS interval
+AS 'MODULE_PATHNAME', 'idem_hedge_after'
+LANGUAGE C VOLATILE PARALLEL RESTRICTED;
+
+COMMENT ON FUNCTION @extschema@.idem_hedge_after IS
+	'after how long a second copy of a request is worth sending: a quantile of measured run times';
 
 --
 -- Policies of services
@@ -322,6 +618,225 @@ ALTER TABLE @extschema@.idem_route_policies
 ALTER TABLE @extschema@.idem_service_policies
 	ENABLE ALWAYS TRIGGER idem_service_policies_changed,
 	ENABLE ALWAYS TRIGGER idem_service_policies_truncated;
+
+--
+-- Statistics
+--
+
+CREATE FUNCTION @extschema@._idem_stat_routes(
+	OUT route			text,
+	OUT started			int8,
+	OUT resumed			int8,
+	OUT replayed		int8,
+	OUT in_progress		int8,
+	OUT mismatch		int8,
+	OUT expired			int8,
+	OUT unknown			int8,
+	OUT throttled		int8,
+	OUT completed		int8,
+	OUT failed			int8,
+	OUT stale			int8,
+	OUT run_time_p50	interval,
+	OUT run_time_p95	interval,
+	OUT run_time_p99	interval,
+	OUT window_requests	int8,
+	OUT window_retries	int8,
+	OUT since			timestamptz)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_stat_routes'
+LANGUAGE C VOLATILE PARALLEL RESTRICTED;
+
+COMMENT ON FUNCTION @extschema@._idem_stat_routes IS
+	'the rows of view idem_stat_routes';
+
+CREATE VIEW @extschema@.idem_stat_routes AS
+SELECT * FROM @extschema@._idem_stat_routes();
+
+COMMENT ON VIEW @extschema@.idem_stat_routes IS
+	'what was counted of each route in this database';
+COMMENT ON COLUMN @extschema@.idem_stat_routes.route IS
+	'the route';
+COMMENT ON COLUMN @extschema@.idem_stat_routes.started IS
+	'answers of idem_begin: started';
+COMMENT ON COLUMN @extschema@.idem_stat_routes.resumed IS
+	'answers of idem_begin: resumed; and claims that idem_resume took over';
+COMMENT ON COLUMN @extschema@.idem_stat_routes.replayed IS
+	'answers of idem_begin: replayed';
+COMMENT ON COLUMN @extschema@.idem_stat_routes.in_progress IS
+	'answers of idem_begin: in_progress';
+COMMENT ON COLUMN @extschema@.idem_stat_routes.mismatch IS
+	'answers of idem_begin: mismatch';
+COMMENT ON COLUMN @extschema@.idem_stat_routes.expired IS
+	'answers of idem_begin: expired';
+COMMENT ON COLUMN @extschema@.idem_stat_routes.unknown IS
+	'answers of idem_begin: unknown';
+COMMENT ON COLUMN @extschema@.idem_stat_routes.throttled IS
+	'answers of idem_begin: throttled';
+COMMENT ON COLUMN @extschema@.idem_stat_routes.completed IS
+	'calls of idem_finish whose result is kept';
+COMMENT ON COLUMN @extschema@.idem_stat_routes.failed IS
+	'calls of idem_finish whose result is not kept, so that the key may run again';
+COMMENT ON COLUMN @extschema@.idem_stat_routes.stale IS
+	'calls for a claim that failed with IK001';
+COMMENT ON COLUMN @extschema@.idem_stat_routes.run_time_p50 IS
+	'time from begin to finish that half of the first attempts stay within';
+COMMENT ON COLUMN @extschema@.idem_stat_routes.run_time_p95 IS
+	'time from begin to finish that 95 % of the first attempts stay within';
+COMMENT ON COLUMN @extschema@.idem_stat_routes.run_time_p99 IS
+	'time from begin to finish that 99 % of the first attempts stay within';
+COMMENT ON COLUMN @extschema@.idem_stat_routes.window_requests IS
+	'retry budget: first executions in the last ten seconds';
+COMMENT ON COLUMN @extschema@.idem_stat_routes.window_retries IS
+	'retry budget: re-executions in the last ten seconds';
+COMMENT ON COLUMN @extschema@.idem_stat_routes.since IS
+	'when counting began';
+
+CREATE FUNCTION @extschema@._idem_stat_services(
+	OUT service			text,
+	OUT breaker			text,
+	OUT window_calls	int4,
+	OUT window_failed	int4,
+	OUT window_slow		int4,
+	OUT open_until		timestamptz,
+	OUT opened			int8,
+	OUT calls_ok		int8,
+	OUT calls_failed	int8,
+	OUT calls_slow		int8,
+	OUT calls_refused	int8,
+	OUT retries_refused	int8,
+	OUT window_requests	int8,
+	OUT window_retries	int8,
+	OUT since			timestamptz)
+RETURNS SETOF record
+AS 'MODULE_PATHNAME', 'idem_stat_services'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@._idem_stat_services IS
+	'the rows of view idem_stat_services';
+
+CREATE VIEW @extschema@.idem_stat_services AS
+SELECT * FROM @extschema@._idem_stat_services();
+
+COMMENT ON VIEW @extschema@.idem_stat_services IS
+	'retry budget and circuit breaker of each service in this database';
+COMMENT ON COLUMN @extschema@.idem_stat_services.service IS
+	'the service';
+COMMENT ON COLUMN @extschema@.idem_stat_services.breaker IS
+	'closed, open, half_open, forced_open or forced_closed';
+COMMENT ON COLUMN @extschema@.idem_stat_services.window_calls IS
+	'breaker: calls in its window';
+COMMENT ON COLUMN @extschema@.idem_stat_services.window_failed IS
+	'breaker: calls in its window that failed';
+COMMENT ON COLUMN @extschema@.idem_stat_services.window_slow IS
+	'breaker: calls in its window that were slow';
+COMMENT ON COLUMN @extschema@.idem_stat_services.open_until IS
+	'breaker: when an open one lets trials through';
+COMMENT ON COLUMN @extschema@.idem_stat_services.opened IS
+	'how often the breaker has opened';
+COMMENT ON COLUMN @extschema@.idem_stat_services.calls_ok IS
+	'calls recorded that went well';
+COMMENT ON COLUMN @extschema@.idem_stat_services.calls_failed IS
+	'calls recorded that failed';
+COMMENT ON COLUMN @extschema@.idem_stat_services.calls_slow IS
+	'calls recorded that were slow, whether they failed or not';
+COMMENT ON COLUMN @extschema@.idem_stat_services.calls_refused IS
+	'calls that the breaker did not let through';
+COMMENT ON COLUMN @extschema@.idem_stat_services.retries_refused IS
+	'retries that the budget refused';
+COMMENT ON COLUMN @extschema@.idem_stat_services.window_requests IS
+	'retry budget: requests in the last ten seconds';
+COMMENT ON COLUMN @extschema@.idem_stat_services.window_retries IS
+	'retry budget: retries allowed in the last ten seconds';
+COMMENT ON COLUMN @extschema@.idem_stat_services.since IS
+	'when counting began';
+
+CREATE FUNCTION @extschema@.idem_stats_reset()
+RETURNS void
+AS 'MODULE_PATHNAME', 'idem_stats_reset'
+LANGUAGE C VOLATILE PARALLEL RESTRICTED;
+
+COMMENT ON FUNCTION @extschema@.idem_stats_reset IS
+	'set what was counted in this database to zero; budgets and breakers stay as they are';
+
+--
+-- HTTP
+--
+
+CREATE FUNCTION @extschema@.idem_parse_key(header text)
+RETURNS text
+AS 'MODULE_PATHNAME', 'idem_parse_key'
+LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_parse_key IS
+	'the key in an Idempotency-Key header, in quotes or bare';
+
+CREATE FUNCTION @extschema@.idem_problem(claim @extschema@.idem_claim)
+RETURNS jsonb
+AS 'MODULE_PATHNAME', 'idem_problem'
+LANGUAGE C STABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_problem IS
+	'problem details to answer with; NULL for a claim that has a result or is to make one';
+
+CREATE FUNCTION @extschema@.idem_request_problem(
+	reason			text,
+	detail			text DEFAULT NULL)
+RETURNS jsonb
+AS 'MODULE_PATHNAME', 'idem_request_problem'
+LANGUAGE C IMMUTABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_request_problem IS
+	'problem details, status 400, for a request that makes no claim: key_missing, key_malformed or request_invalid';
+
+CREATE FUNCTION @extschema@.idem_etag(value anyelement)
+RETURNS text
+AS 'MODULE_PATHNAME', 'idem_etag'
+LANGUAGE C STABLE STRICT PARALLEL SAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_etag IS
+	'strong entity tag of a row or another value';
+
+CREATE FUNCTION @extschema@.idem_if_match(
+	header			text,
+	etag			text)
+RETURNS bool
+AS 'MODULE_PATHNAME', 'idem_if_match'
+LANGUAGE C IMMUTABLE PARALLEL SAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_if_match IS
+	'does an If-Match header let the request go on, given the present entity tag?';
+
+--
+-- Consumers of messages
+--
+
+CREATE FUNCTION @extschema@.idem_receive(
+	consumer		text,
+	message_id		text,
+	tenant			text DEFAULT NULL,
+	ttl				interval DEFAULT NULL,
+	wait			interval DEFAULT NULL,
+	store			regclass DEFAULT NULL)
+RETURNS bool
+AS 'MODULE_PATHNAME', 'idem_receive'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_receive IS
+	'receive a message in this transaction; false if it was received before';
+
+CREATE FUNCTION @extschema@.idem_receive_batch(
+	consumer		text,
+	message_ids		text[],
+	tenant			text DEFAULT NULL,
+	ttl				interval DEFAULT NULL,
+	wait			interval DEFAULT NULL,
+	store			regclass DEFAULT NULL)
+RETURNS SETOF text
+AS 'MODULE_PATHNAME', 'idem_receive_batch'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.idem_receive_batch IS
+	'receive a batch of messages in this transaction; returns the new ones, each once';
 
 --
 -- The outbox
@@ -515,520 +1030,6 @@ SELECT pg_catalog.pg_extension_config_dump('idem_route_policies'::regclass, '');
 SELECT pg_catalog.pg_extension_config_dump('idem_service_policies'::regclass, '');
 SELECT pg_catalog.pg_extension_config_dump('idem_outbox'::regclass, '');
 SELECT pg_catalog.pg_extension_config_dump('idem_outbox_id_seq'::regclass, '');
-
---
--- The claim
---
-
-CREATE FUNCTION @extschema@.idem_begin(
-	key				text,
-	route			text,
-	hash			bytea,
-	tenant			text DEFAULT NULL,
-	ttl				interval DEFAULT NULL,
-	lease			interval DEFAULT NULL,
-	wait			interval DEFAULT NULL,
-	first_sent		timestamptz DEFAULT NULL,
-	store			regclass DEFAULT NULL)
-RETURNS @extschema@.idem_claim
-AS 'MODULE_PATHNAME', 'idem_begin'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_begin IS
-	'claim a key for this transaction, or get the answer of the request that has it';
-
-CREATE FUNCTION @extschema@.idem_finish(
-	key				text,
-	response		jsonb DEFAULT NULL,
-	status			int4 DEFAULT 200,
-	headers			jsonb DEFAULT NULL,
-	body			bytea DEFAULT NULL,
-	route			text DEFAULT NULL,
-	tenant			text DEFAULT NULL,
-	attempt			int4 DEFAULT NULL,
-	ttl				interval DEFAULT NULL,
-	store			regclass DEFAULT NULL)
-RETURNS void
-AS 'MODULE_PATHNAME', 'idem_finish'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_finish IS
-	'store the result of a claimed key';
-
-CREATE FUNCTION @extschema@.idem_lookup(
-	key				text,
-	route			text,
-	tenant			text DEFAULT NULL,
-	store			regclass DEFAULT NULL)
-RETURNS @extschema@.idempotency_key
-AS 'MODULE_PATHNAME', 'idem_lookup'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_lookup IS
-	'read a key without claiming it; NULL if there is none';
-
---
--- Consumers of messages
---
-
-CREATE FUNCTION @extschema@.idem_receive(
-	consumer		text,
-	message_id		text,
-	tenant			text DEFAULT NULL,
-	ttl				interval DEFAULT NULL,
-	wait			interval DEFAULT NULL,
-	store			regclass DEFAULT NULL)
-RETURNS bool
-AS 'MODULE_PATHNAME', 'idem_receive'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_receive IS
-	'receive a message in this transaction; false if it was received before';
-
-CREATE FUNCTION @extschema@.idem_receive_batch(
-	consumer		text,
-	message_ids		text[],
-	tenant			text DEFAULT NULL,
-	ttl				interval DEFAULT NULL,
-	wait			interval DEFAULT NULL,
-	store			regclass DEFAULT NULL)
-RETURNS SETOF text
-AS 'MODULE_PATHNAME', 'idem_receive_batch'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_receive_batch IS
-	'receive a batch of messages in this transaction; returns the new ones, each once';
-
---
--- Claims that outlive their transaction
---
-
-CREATE FUNCTION @extschema@.idem_checkpoint(
-	key				text,
-	step			text,
-	data			jsonb DEFAULT NULL,
-	route			text DEFAULT NULL,
-	tenant			text DEFAULT NULL,
-	attempt			int4 DEFAULT NULL,
-	lease			interval DEFAULT NULL,
-	store			regclass DEFAULT NULL)
-RETURNS timestamptz
-AS 'MODULE_PATHNAME', 'idem_checkpoint'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_checkpoint IS
-	'record how far the work of a claim has come and renew its lease; returns when that ends';
-
-CREATE FUNCTION @extschema@.idem_release(
-	key				text,
-	route			text DEFAULT NULL,
-	tenant			text DEFAULT NULL,
-	attempt			int4 DEFAULT NULL,
-	store			regclass DEFAULT NULL)
-RETURNS void
-AS 'MODULE_PATHNAME', 'idem_release'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_release IS
-	'give a claim up: the next request resumes it at once';
-
-CREATE FUNCTION @extschema@.idem_resume(
-	max				int4 DEFAULT 1,
-	route			text DEFAULT NULL,
-	tenant			text DEFAULT NULL,
-	key				text DEFAULT NULL,
-	lease			interval DEFAULT NULL,
-	held			bool DEFAULT false,
-	store			regclass DEFAULT NULL)
-RETURNS SETOF @extschema@.idempotency_key
-AS 'MODULE_PATHNAME', 'idem_resume'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_resume IS
-	'take over claims whose lease is over, max at the most, each for one caller';
-
-CREATE FUNCTION @extschema@.idem_child_key(
-	key				text,
-	step			text,
-	route			text,
-	tenant			text DEFAULT NULL)
-RETURNS uuid
-AS 'MODULE_PATHNAME', 'idem_child_key'
-LANGUAGE C STABLE PARALLEL SAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_child_key IS
-	'idempotency key for a call downstream, the same on every attempt';
-
-CREATE FUNCTION @extschema@.idem_call(
-	key				text,
-	route			text,
-	request			jsonb,
-	work			regprocedure,
-	status			int4 DEFAULT 200,
-	tenant			text DEFAULT NULL,
-	ttl				interval DEFAULT NULL,
-	lease			interval DEFAULT NULL,
-	wait			interval DEFAULT NULL,
-	first_sent		timestamptz DEFAULT NULL,
-	store			regclass DEFAULT NULL)
-RETURNS @extschema@.idem_claim
-AS 'MODULE_PATHNAME', 'idem_call'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_call IS
-	'claim a key, call work(request) and store what it returns, in one call';
-
-CREATE VIEW @extschema@.idem_unfinished AS
-SELECT key, tenant, route, attempt, request_hash, created_at, lease_until,
-	step, step_data, expires_at
-FROM @extschema@.idempotency_keys
-WHERE state OPERATOR(pg_catalog.=) 'in_progress'
-	AND lease_until OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp();
-
-COMMENT ON VIEW @extschema@.idem_unfinished IS
-	'claims in the default store whose lease is over or that were released';
-COMMENT ON COLUMN @extschema@.idem_unfinished.key IS
-	'the key as the client sent it, 1 to 255 bytes';
-COMMENT ON COLUMN @extschema@.idem_unfinished.tenant IS
-	'whose key it is; empty where there is one tenant';
-COMMENT ON COLUMN @extschema@.idem_unfinished.route IS
-	'what the key is for, such as "POST /v1/charges"';
-COMMENT ON COLUMN @extschema@.idem_unfinished.attempt IS
-	'counts executions; the fencing token';
-COMMENT ON COLUMN @extschema@.idem_unfinished.request_hash IS
-	'fingerprint of the first request';
-COMMENT ON COLUMN @extschema@.idem_unfinished.created_at IS
-	'when the key was first claimed';
-COMMENT ON COLUMN @extschema@.idem_unfinished.step IS
-	'last checkpoint';
-COMMENT ON COLUMN @extschema@.idem_unfinished.step_data IS
-	'data of the last checkpoint';
-COMMENT ON COLUMN @extschema@.idem_unfinished.expires_at IS
-	'when the key is forgotten';
-COMMENT ON COLUMN @extschema@.idem_unfinished.lease_until IS
-	'when the lease ended; -infinity if it was released';
-
---
--- Fingerprints
---
-
-CREATE FUNCTION @extschema@.idem_hash(request jsonb)
-RETURNS bytea
-AS 'MODULE_PATHNAME', 'idem_hash_jsonb'
-LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_hash IS
-	'fingerprint of a JSON document by value: SHA-256, the same for equal documents';
-
-CREATE FUNCTION @extschema@.idem_hash_text(request text)
-RETURNS bytea
-AS 'MODULE_PATHNAME', 'idem_hash_bytes'
-LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_hash_text IS
-	'fingerprint of a text: SHA-256 of its bytes';
-
-CREATE FUNCTION @extschema@.idem_hash_bytes(request bytea)
-RETURNS bytea
-AS 'MODULE_PATHNAME', 'idem_hash_bytes'
-LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_hash_bytes IS
-	'fingerprint of bytes: SHA-256';
-
---
--- The retrying side
---
-
-CREATE FUNCTION @extschema@.idem_backoff(
-	retry			int4,
-	base			interval DEFAULT '100 ms',
-	cap				interval DEFAULT '30 s',
-	jitter			text DEFAULT 'full',
-	previous		interval DEFAULT NULL,
-	seed			int8 DEFAULT NULL)
-RETURNS interval
-AS 'MODULE_PATHNAME', 'idem_backoff'
-LANGUAGE C VOLATILE PARALLEL SAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_backoff IS
-	'how long to wait before a retry: exponential, capped, with jitter';
-
-CREATE FUNCTION @extschema@.idem_retryable(status int4)
-RETURNS bool
-AS 'MODULE_PATHNAME', 'idem_retryable_status'
-LANGUAGE C IMMUTABLE PARALLEL SAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_retryable(int4) IS
-	'may a request that got this HTTP status be retried? NULL status: no answer; NULL result: it depends';
-
-CREATE FUNCTION @extschema@.idem_retryable(sqlstate text)
-RETURNS bool
-AS 'MODULE_PATHNAME', 'idem_retryable_sqlstate'
-LANGUAGE C IMMUTABLE PARALLEL SAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_retryable(text) IS
-	'may a transaction that failed with this SQLSTATE be retried? NULL SQLSTATE: no answer';
-
-CREATE FUNCTION @extschema@.idem_retry(
-	retry			int4,
-	status			int4,
-	retry_after		text DEFAULT NULL,
-	expires_at		timestamptz DEFAULT NULL,
-	max_attempts	int4 DEFAULT NULL,
-	base			interval DEFAULT '100 ms',
-	cap				interval DEFAULT '30 s',
-	jitter			text DEFAULT 'full',
-	previous		interval DEFAULT NULL,
-	seed			int8 DEFAULT NULL)
-RETURNS interval
-AS 'MODULE_PATHNAME', 'idem_retry'
-LANGUAGE C VOLATILE PARALLEL SAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_retry IS
-	'how long to wait before a request that got this status is retried; NULL: give up';
-
-CREATE FUNCTION @extschema@.idem_budget_allow(
-	service			text,
-	is_retry		bool)
-RETURNS bool
-AS 'MODULE_PATHNAME', 'idem_budget_allow'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_budget_allow IS
-	'count a call to a service; false if it is a retry that the budget refuses';
-
-CREATE FUNCTION @extschema@.idem_breaker_allow(service text)
-RETURNS bool
-AS 'MODULE_PATHNAME', 'idem_breaker_allow'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_breaker_allow IS
-	'may the service be called? Counts as a trial while its breaker is half open';
-
-CREATE FUNCTION @extschema@.idem_breaker_record(
-	service			text,
-	ok				bool,
-	duration		interval DEFAULT NULL)
-RETURNS text
-AS 'MODULE_PATHNAME', 'idem_breaker_record'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_breaker_record IS
-	'tell a breaker how a call to the service went; returns its state after that';
-
-CREATE FUNCTION @extschema@.idem_breaker_retry_after(service text)
-RETURNS interval
-AS 'MODULE_PATHNAME', 'idem_breaker_retry_after'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_breaker_retry_after IS
-	'when to ask a breaker again that refuses; NULL if it lets calls through';
-
-CREATE FUNCTION @extschema@.idem_breaker_reset(service text)
-RETURNS void
-AS 'MODULE_PATHNAME', 'idem_breaker_reset'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_breaker_reset IS
-	'close a breaker and forget what it knows';
-
-CREATE FUNCTION @extschema@.idem_hedge_after(
-	route			text,
-	quantile		float8 DEFAULT 0.95)
-RETURNS interval
-AS 'MODULE_PATHNAME', 'idem_hedge_after'
-LANGUAGE C VOLATILE PARALLEL RESTRICTED;
-
-COMMENT ON FUNCTION @extschema@.idem_hedge_after IS
-	'after how long a second copy of a request is worth sending: a quantile of measured run times';
-
---
--- Statistics
---
-
-CREATE FUNCTION @extschema@._idem_stat_routes(
-	OUT route			text,
-	OUT started			int8,
-	OUT resumed			int8,
-	OUT replayed		int8,
-	OUT in_progress		int8,
-	OUT mismatch		int8,
-	OUT expired			int8,
-	OUT unknown			int8,
-	OUT throttled		int8,
-	OUT completed		int8,
-	OUT failed			int8,
-	OUT stale			int8,
-	OUT run_time_p50	interval,
-	OUT run_time_p95	interval,
-	OUT run_time_p99	interval,
-	OUT window_requests	int8,
-	OUT window_retries	int8,
-	OUT since			timestamptz)
-RETURNS SETOF record
-AS 'MODULE_PATHNAME', 'idem_stat_routes'
-LANGUAGE C VOLATILE PARALLEL RESTRICTED;
-
-COMMENT ON FUNCTION @extschema@._idem_stat_routes IS
-	'the rows of view idem_stat_routes';
-
-CREATE VIEW @extschema@.idem_stat_routes AS
-SELECT * FROM @extschema@._idem_stat_routes();
-
-COMMENT ON VIEW @extschema@.idem_stat_routes IS
-	'what was counted of each route in this database';
-COMMENT ON COLUMN @extschema@.idem_stat_routes.route IS
-	'the route';
-COMMENT ON COLUMN @extschema@.idem_stat_routes.started IS
-	'answers of idem_begin: started';
-COMMENT ON COLUMN @extschema@.idem_stat_routes.resumed IS
-	'answers of idem_begin: resumed; and claims that idem_resume took over';
-COMMENT ON COLUMN @extschema@.idem_stat_routes.replayed IS
-	'answers of idem_begin: replayed';
-COMMENT ON COLUMN @extschema@.idem_stat_routes.in_progress IS
-	'answers of idem_begin: in_progress';
-COMMENT ON COLUMN @extschema@.idem_stat_routes.mismatch IS
-	'answers of idem_begin: mismatch';
-COMMENT ON COLUMN @extschema@.idem_stat_routes.expired IS
-	'answers of idem_begin: expired';
-COMMENT ON COLUMN @extschema@.idem_stat_routes.unknown IS
-	'answers of idem_begin: unknown';
-COMMENT ON COLUMN @extschema@.idem_stat_routes.throttled IS
-	'answers of idem_begin: throttled';
-COMMENT ON COLUMN @extschema@.idem_stat_routes.completed IS
-	'calls of idem_finish whose result is kept';
-COMMENT ON COLUMN @extschema@.idem_stat_routes.failed IS
-	'calls of idem_finish whose result is not kept, so that the key may run again';
-COMMENT ON COLUMN @extschema@.idem_stat_routes.stale IS
-	'calls for a claim that failed with IK001';
-COMMENT ON COLUMN @extschema@.idem_stat_routes.run_time_p50 IS
-	'time from begin to finish that half of the first attempts stay within';
-COMMENT ON COLUMN @extschema@.idem_stat_routes.run_time_p95 IS
-	'time from begin to finish that 95 % of the first attempts stay within';
-COMMENT ON COLUMN @extschema@.idem_stat_routes.run_time_p99 IS
-	'time from begin to finish that 99 % of the first attempts stay within';
-COMMENT ON COLUMN @extschema@.idem_stat_routes.window_requests IS
-	'retry budget: first executions in the last ten seconds';
-COMMENT ON COLUMN @extschema@.idem_stat_routes.window_retries IS
-	'retry budget: re-executions in the last ten seconds';
-COMMENT ON COLUMN @extschema@.idem_stat_routes.since IS
-	'when counting began';
-
-CREATE FUNCTION @extschema@._idem_stat_services(
-	OUT service			text,
-	OUT breaker			text,
-	OUT window_calls	int4,
-	OUT window_failed	int4,
-	OUT window_slow		int4,
-	OUT open_until		timestamptz,
-	OUT opened			int8,
-	OUT calls_ok		int8,
-	OUT calls_failed	int8,
-	OUT calls_slow		int8,
-	OUT calls_refused	int8,
-	OUT retries_refused	int8,
-	OUT window_requests	int8,
-	OUT window_retries	int8,
-	OUT since			timestamptz)
-RETURNS SETOF record
-AS 'MODULE_PATHNAME', 'idem_stat_services'
-LANGUAGE C VOLATILE PARALLEL UNSAFE;
-
-COMMENT ON FUNCTION @extschema@._idem_stat_services IS
-	'the rows of view idem_stat_services';
-
-CREATE VIEW @extschema@.idem_stat_services AS
-SELECT * FROM @extschema@._idem_stat_services();
-
-COMMENT ON VIEW @extschema@.idem_stat_services IS
-	'retry budget and circuit breaker of each service in this database';
-COMMENT ON COLUMN @extschema@.idem_stat_services.service IS
-	'the service';
-COMMENT ON COLUMN @extschema@.idem_stat_services.breaker IS
-	'closed, open, half_open, forced_open or forced_closed';
-COMMENT ON COLUMN @extschema@.idem_stat_services.window_calls IS
-	'breaker: calls in its window';
-COMMENT ON COLUMN @extschema@.idem_stat_services.window_failed IS
-	'breaker: calls in its window that failed';
-COMMENT ON COLUMN @extschema@.idem_stat_services.window_slow IS
-	'breaker: calls in its window that were slow';
-COMMENT ON COLUMN @extschema@.idem_stat_services.open_until IS
-	'breaker: when an open one lets trials through';
-COMMENT ON COLUMN @extschema@.idem_stat_services.opened IS
-	'how often the breaker has opened';
-COMMENT ON COLUMN @extschema@.idem_stat_services.calls_ok IS
-	'calls recorded that went well';
-COMMENT ON COLUMN @extschema@.idem_stat_services.calls_failed IS
-	'calls recorded that failed';
-COMMENT ON COLUMN @extschema@.idem_stat_services.calls_slow IS
-	'calls recorded that were slow, whether they failed or not';
-COMMENT ON COLUMN @extschema@.idem_stat_services.calls_refused IS
-	'calls that the breaker did not let through';
-COMMENT ON COLUMN @extschema@.idem_stat_services.retries_refused IS
-	'retries that the budget refused';
-COMMENT ON COLUMN @extschema@.idem_stat_services.window_requests IS
-	'retry budget: requests in the last ten seconds';
-COMMENT ON COLUMN @extschema@.idem_stat_services.window_retries IS
-	'retry budget: retries allowed in the last ten seconds';
-COMMENT ON COLUMN @extschema@.idem_stat_services.since IS
-	'when counting began';
-
-CREATE FUNCTION @extschema@.idem_stats_reset()
-RETURNS void
-AS 'MODULE_PATHNAME', 'idem_stats_reset'
-LANGUAGE C VOLATILE PARALLEL RESTRICTED;
-
-COMMENT ON FUNCTION @extschema@.idem_stats_reset IS
-	'set what was counted in this database to zero; budgets and breakers stay as they are';
-
---
--- HTTP
---
-
-CREATE FUNCTION @extschema@.idem_parse_key(header text)
-RETURNS text
-AS 'MODULE_PATHNAME', 'idem_parse_key'
-LANGUAGE C IMMUTABLE STRICT PARALLEL SAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_parse_key IS
-	'the key in an Idempotency-Key header, in quotes or bare';
-
-CREATE FUNCTION @extschema@.idem_problem(claim @extschema@.idem_claim)
-RETURNS jsonb
-AS 'MODULE_PATHNAME', 'idem_problem'
-LANGUAGE C STABLE PARALLEL SAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_problem IS
-	'problem details to answer with; NULL for a claim that has a result or is to make one';
-
-CREATE FUNCTION @extschema@.idem_request_problem(
-	reason			text,
-	detail			text DEFAULT NULL)
-RETURNS jsonb
-AS 'MODULE_PATHNAME', 'idem_request_problem'
-LANGUAGE C IMMUTABLE PARALLEL SAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_request_problem IS
-	'problem details, status 400, for a request that makes no claim: key_missing, key_malformed or request_invalid';
-
-CREATE FUNCTION @extschema@.idem_etag(value anyelement)
-RETURNS text
-AS 'MODULE_PATHNAME', 'idem_etag'
-LANGUAGE C STABLE STRICT PARALLEL SAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_etag IS
-	'strong entity tag of a row or another value';
-
-CREATE FUNCTION @extschema@.idem_if_match(
-	header			text,
-	etag			text)
-RETURNS bool
-AS 'MODULE_PATHNAME', 'idem_if_match'
-LANGUAGE C IMMUTABLE PARALLEL SAFE;
-
-COMMENT ON FUNCTION @extschema@.idem_if_match IS
-	'does an If-Match header let the request go on, given the present entity tag?';
 
 --
 -- Administration
