@@ -29,7 +29,7 @@ SELECT idem_expire();
 SELECT left_over();
 ROLLBACK;
 RESET pg_idem.on_lost_lease;
--- unfinished ones are reported
+-- unfinished ones are reported, in the server's log alone
 SET client_min_messages = log;
 SELECT idem_expire();
 RESET client_min_messages;
@@ -236,6 +236,34 @@ CREATE OR REPLACE FUNCTION regress_owned.log() RETURNS trigger LANGUAGE plpgsql 
 RESET ROLE;
 SELECT idem_expire();
 SELECT current_setting('search_path') AS path, current_setting('work_mem') <> '123kB' AS work_mem;
+
+-- Nobody's store keeps another's keys from going: not by an error that looks
+-- like an order to stop, by rights that are missing, nor by dates at the end
+-- of time
+SET ROLE regress_idem_owner;
+CREATE OR REPLACE FUNCTION regress_owned.log() RETURNS trigger LANGUAGE plpgsql AS
+	'BEGIN RAISE ''stop'' USING errcode = ''57014''; END';
+RESET ROLE;
+SELECT make_key('one', 'completed', '2000-01-01');
+INSERT INTO regress_owned.keys SELECT * FROM idempotency_keys;
+SELECT idem_expire();
+SELECT left_over() IS NULL AS gone, (SELECT string_agg(key, ' ') FROM regress_owned.keys) AS kept;
+SET ROLE regress_idem_owner;
+DROP TRIGGER t ON regress_owned.keys;
+RESET ROLE;
+INSERT INTO idem_route_policies (route, response_ttl) VALUES ('r', '1 day');
+UPDATE regress_owned.keys SET finished_at = '294276-12-31', expires_at = '2200-01-01';
+SELECT make_key('one', 'completed', '2000-01-01');
+SELECT idem_expire();
+SELECT left_over() IS NULL AS gone;
+DELETE FROM idem_route_policies;
+SET ROLE regress_idem_owner;
+REVOKE ALL ON regress_owned.keys FROM regress_idem_owner;
+RESET ROLE;
+SELECT make_key('one', 'completed', '2000-01-01');
+SELECT idem_expire();
+SELECT left_over() IS NULL AS gone;
+GRANT ALL ON regress_owned.keys TO regress_idem_owner;
 
 -- Who may not own a store does not sweep it
 GRANT EXECUTE ON FUNCTION idem_expire TO regress_idem_owner;

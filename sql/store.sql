@@ -254,7 +254,7 @@ RESET client_min_messages;
 DELETE FROM idempotency_keys;
 
 -- No code of the owner's runs while a row is inserted: indexes may use the
--- server's own functions only
+-- server's own functions and types only
 SELECT idem_create_table('regress_coded');
 CREATE FUNCTION coded(text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS
 	'BEGIN RAISE ''called''; END';
@@ -272,6 +272,20 @@ DROP INDEX regress_coded_i;
 CREATE INDEX regress_coded_i ON regress_coded (lower(step), (response->>'id')) WHERE state = 'in_progress';
 SELECT outcome FROM idem_begin('k', 'r', NULL, store => 'regress_coded');
 DROP INDEX regress_coded_i;
+-- the server's functions for a range call those of its type
+CREATE FUNCTION coded_diff(text, text) RETURNS float8 IMMUTABLE LANGUAGE sql AS 'SELECT 1.0';
+CREATE TYPE coded_range AS RANGE (subtype = text, subtype_diff = coded_diff);
+CREATE INDEX regress_coded_i ON regress_coded USING gist
+	((CASE WHEN key > 'm' THEN '[m,z)'::coded_range ELSE '[a,c)' END));
+SELECT outcome FROM idem_begin('k', 'r', NULL, store => 'regress_coded');
+DROP INDEX regress_coded_i;
+CREATE INDEX regress_coded_i ON regress_coded (key) WHERE '[a,m)'::coded_range @> key;
+SELECT outcome FROM idem_begin('k', 'r', NULL, store => 'regress_coded');
+DROP INDEX regress_coded_i;
+CREATE INDEX regress_coded_i ON regress_coded (key)
+	WHERE state IN ('in_progress', 'failed') AND int4range(attempt, NULL) @> 2;
+SELECT outcome FROM idem_begin('k2', 'r', NULL, store => 'regress_coded');
+DROP INDEX regress_coded_i;
 -- nor while the store is looked at: the call of a constant is not made
 CREATE OR REPLACE FUNCTION coded(text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS
 	'BEGIN RETURN $1; END';
@@ -283,7 +297,8 @@ SELECT outcome FROM idem_begin('k', 'r', NULL, store => 'regress_coded');
 \set VERBOSITY default
 DROP TABLE regress_coded;
 DROP DOMAIN coded_text;
-DROP FUNCTION coded;
+DROP TYPE coded_range;
+DROP FUNCTION coded, coded_diff;
 
 -- A default store that is none for a while is found again
 ALTER TABLE idempotency_keys NOT OF;

@@ -63,5 +63,16 @@ COMMIT;
 RESET pg_idem.max_response_size;
 SELECT key, result_dropped FROM idempotency_keys WHERE key IN ('fits', 'large') ORDER BY key;
 
+-- what is logged once the transaction has committed can be no error any more,
+-- whatever the client's encoding
+SELECT idem_publish(U&'\4F60', '1') IS NOT NULL AS published;
+SET client_min_messages = log;
+SET client_encoding = latin1;
+SELECT idem_outbox_fail(id, attempt, dead => true) FROM idem_outbox_take(chr(20320));
+RESET client_encoding;
+RESET client_min_messages;
+SELECT dead_at IS NOT NULL AS dead FROM idem_outbox;
+TRUNCATE idem_outbox RESTART IDENTITY;
+
 DROP FUNCTION sqlstate_of(text, text, text);
 DELETE FROM idempotency_keys;

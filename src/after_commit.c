@@ -30,19 +30,35 @@ typedef struct LogLine
 /* in the order of their making; the transaction's memory */
 static List *lines = NIL;
 
+/*
+ * The transaction is committed, and an error would make the server PANIC.  So
+ * the lines go to the server's log alone, since their names may not exist in
+ * the client's encoding, and if one cannot be written, the rest is dropped.
+ */
 static void
 write_lines(void)
 {
-	ListCell   *lc;
+	MemoryContext context = CurrentMemoryContext;
 
-	foreach(lc, lines)
+	PG_TRY();
 	{
-		const LogLine *line = lfirst(lc);
+		ListCell   *lc;
 
-		ereport(LOG,
-				(errmsg_internal("%s", line->message),
-				 errdetail_internal("%s", line->detail)));
+		foreach(lc, lines)
+		{
+			const LogLine *line = lfirst(lc);
+
+			ereport(LOG_SERVER_ONLY,
+					(errmsg_internal("%s", line->message),
+					 errdetail_internal("%s", line->detail)));
+		}
 	}
+	PG_CATCH();
+	{
+		MemoryContextSwitchTo(context);
+		FlushErrorState();
+	}
+	PG_END_TRY();
 }
 
 static void

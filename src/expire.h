@@ -99,6 +99,7 @@ typedef struct IdemSweep
 {
 	Oid			relid;
 	bool		by_hand;		/* in a caller's transaction? */
+	bool		waits;			/* for who has a table locked? */
 	int64		max;			/* most keys to remove */
 	TimestampTz now;			/* what is expired at the start of the sweep */
 	IdemSweepPosition position;	/* last row met */

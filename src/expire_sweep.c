@@ -70,8 +70,12 @@ PG_FUNCTION_INFO_V1(idem_expire);
 #define MAX_BATCH_MSECS		500
 #define MAX_SLICE_MSECS		50
 
-/* Keys that are picked at a time, unless a batch is larger */
+/*
+ * Keys that are picked at a time, unless a batch is larger, and the bytes of
+ * their names: those that the owner of a store has written have no limit
+ */
 #define MAX_PICKED			20000
+#define MAX_PICKED_BYTES	(16 * 1024 * 1024)
 
 /* Slices that may fail in a worker's sweep of a table; each costs some xids */
 #define MAX_FAILURES		100
@@ -185,11 +189,15 @@ exceptional_routes(void)
 										   TYPALIGN_INT));
 }
 
-/* Keep the rows that SPI has returned, beyond the end of its connection. */
+/*
+ * Keep the rows that SPI has returned, beyond the end of its connection; the
+ * first of them, if all would be too large.
+ */
 static void
 keep_picked(IdemSweep *sweep, SPITupleTable *rows, uint64 n)
 {
 	MemoryContext oldcontext;
+	Size		bytes = 0;
 
 	MemoryContextReset(sweep->context);
 	oldcontext = MemoryContextSwitchTo(sweep->context);
@@ -204,6 +212,10 @@ keep_picked(IdemSweep *sweep, SPITupleTable *rows, uint64 n)
 		row->tenant = DatumGetTextPCopy(idem_returned(rows, i, 4));
 		row->route = DatumGetTextPCopy(idem_returned(rows, i, 5));
 		row->is_referred_to = false;
+		bytes += VARSIZE(row->key) + VARSIZE(row->tenant) +
+			VARSIZE(row->route);
+		if (bytes > MAX_PICKED_BYTES)
+			n = i + 1;
 	}
 	MemoryContextSwitchTo(oldcontext);
 	sweep->npicked = (int) n;
@@ -361,11 +373,11 @@ mark_referred_to(IdemSweep *sweep, const char *name, References *refs)
 	Form_pg_constraint form = (Form_pg_constraint) GETSTRUCT(refs->constraint);
 	ErrorData  *error = NULL;
 
-	if (!sweep->by_hand &&
+	if (!sweep->waits &&
 		!ConditionalLockRelationOid(form->conrelid, AccessShareLock))
 		return false;
 	refs->rel = try_table_open(form->conrelid,
-							   sweep->by_hand ? AccessShareLock : NoLock);
+							   sweep->waits ? AccessShareLock : NoLock);
 	if (refs->rel == NULL)
 		return true;
 
@@ -625,7 +637,9 @@ idem_drop_results(IdemSweep *sweep, Relation rel, const char *name)
 					 " WHERE k.ctid >= $2 AND k.ctid < $3"
 					 " AND NOT k.result_dropped"
 					 " AND EXISTS (SELECT FROM unnest($4, $5) AS r (route, ttl)"
-					 " WHERE r.route = k.route AND k.finished_at + r.ttl <= $1)"
+					 " WHERE r.route = k.route"
+					 " AND CASE WHEN k.finished_at <= $1"
+					 " THEN k.finished_at + r.ttl <= $1 END)"
 					 " FOR UPDATE OF k SKIP LOCKED))",
 					 name, name),
 			5, types, values, SPI_OK_UPDATE);
@@ -663,7 +677,7 @@ idem_remove_dead_letters(IdemSweep *sweep, Relation rel, const char *name)
 static Relation
 open_for_sweep(const IdemSweep *sweep)
 {
-	if (sweep->by_hand)
+	if (sweep->waits)
 		return try_table_open(sweep->relid, RowExclusiveLock);
 	if (!ConditionalLockRelationOid(sweep->relid, RowExclusiveLock))
 		return NULL;
@@ -755,7 +769,18 @@ idem_sweep_tell(const IdemSweep *sweep)
  * ----------------------------------------------------------------
  */
 
-/* Sweep one table in the caller's transaction.  Returns how many keys went. */
+/* One step after the other, in the caller's transaction */
+static void
+run_by_hand(IdemSweep *sweep, IdemSweepStep step)
+{
+	while (idem_sweep_step(sweep, step))
+		CHECK_FOR_INTERRUPTS();
+}
+
+/*
+ * Sweep one of the extension's own tables in the caller's transaction.
+ * Returns how many keys went.
+ */
 static int64
 sweep_by_hand(Oid relid, int64 max, IdemSweepStep step)
 {
@@ -763,10 +788,46 @@ sweep_by_hand(Oid relid, int64 max, IdemSweepStep step)
 
 	idem_sweep_start(&sweep, relid);
 	sweep.by_hand = true;
+	sweep.waits = true;
 	sweep.max = max;
-	while (idem_sweep_step(&sweep, step))
-		CHECK_FOR_INTERRUPTS();
+	run_by_hand(&sweep, step);
 	idem_sweep_tell(&sweep);
+	MemoryContextDelete(sweep.context);
+	return sweep.removed;
+}
+
+static void
+sweep_further_store(void *arg)
+{
+	IdemSweep  *sweep = arg;
+
+	run_by_hand(sweep, idem_remove_keys);
+	run_by_hand(sweep, idem_drop_results);
+	idem_sweep_tell(sweep);
+}
+
+/*
+ * Sweep a further store.  It may be anybody's, and its owner must not keep the
+ * others' keys from going, by an error or by a lock.
+ */
+static int64
+sweep_further_by_hand(Oid relid, int64 max)
+{
+	IdemSweep	sweep;
+	ErrorData  *error = NULL;
+
+	idem_sweep_start(&sweep, relid);
+	sweep.by_hand = true;
+	sweep.max = max;
+	if (!idem_try(sweep_further_store, &sweep, &error))
+	{
+		ereport(WARNING,
+				(errcode(error->sqlerrcode),
+				 errmsg("could not remove expired keys from table \"%s\": %s",
+						get_rel_name(relid), error->message)));
+		FreeErrorData(error);
+		sweep.removed = 0;
+	}
 	MemoryContextDelete(sweep.context);
 	return sweep.removed;
 }
@@ -798,12 +859,14 @@ idem_expire(PG_FUNCTION_ARGS)
 
 		if (removed >= max)
 			break;
-		if (relid != default_store &&
-			(!SearchSysCacheExists1(RELOID, ObjectIdGetDatum(relid)) ||
-			 !object_ownercheck(RelationRelationId, relid, GetUserId())))
-			continue;
-		removed += sweep_by_hand(relid, max - removed, idem_remove_keys);
-		(void) sweep_by_hand(relid, max, idem_drop_results);
+		if (relid == default_store)
+		{
+			removed += sweep_by_hand(relid, max - removed, idem_remove_keys);
+			(void) sweep_by_hand(relid, max, idem_drop_results);
+		}
+		else if (SearchSysCacheExists1(RELOID, ObjectIdGetDatum(relid)) &&
+				 object_ownercheck(RelationRelationId, relid, GetUserId()))
+			removed += sweep_further_by_hand(relid, max - removed);
 	}
 	(void) sweep_by_hand(idem_catalog()->outbox, max,
 						 idem_remove_dead_letters);

@@ -126,6 +126,7 @@ end_step(void)
 	PopActiveSnapshot();
 	CommitTransactionCommand();
 	disable_timeout(STATEMENT_TIMEOUT, false);
+	QueryCancelPending = false; /* it was for what is done by now */
 	pgstat_report_stat(true);
 	pgstat_report_activity(STATE_IDLE, NULL);
 }
@@ -136,6 +137,7 @@ abort_step(void)
 {
 	HOLD_INTERRUPTS();
 	disable_timeout(STATEMENT_TIMEOUT, false);
+	QueryCancelPending = false;
 	EmitErrorReport();
 	AbortCurrentTransaction();
 	FlushErrorState();
@@ -306,8 +308,9 @@ sweep_table(Worker *worker, Oid relid, IdemSweepStep step,
 
 	idem_sweep_is_at(MyDatabaseId, relid);
 	done = run_steps(&sweep, step, deadline);
-	if (done && worker->order.drop_results && step == idem_remove_keys)
-		done = run_steps(&sweep, idem_drop_results, deadline);
+	if (done && worker->order.drop_results && step == idem_remove_keys &&
+		!run_steps(&sweep, idem_drop_results, deadline))
+		sweep.results_block = 0;	/* in an hour, and the keys go meanwhile */
 	tell(&sweep);
 
 	if (sweep.results_block > 0)

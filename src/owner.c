@@ -53,6 +53,19 @@ idem_become_caller(const IdemCaller *caller)
 }
 
 /*
+ * Is it the server that has been told to stop?  The owner's code may raise an
+ * error of the same SQLSTATE.
+ */
+static bool
+is_order_to_stop(const ErrorData *error)
+{
+	return (error->sqlerrcode == ERRCODE_QUERY_CANCELED ||
+			error->sqlerrcode == ERRCODE_ADMIN_SHUTDOWN) &&
+		error->funcname != NULL &&
+		strcmp(error->funcname, "ProcessInterrupts") == 0;
+}
+
+/*
  * Do something in a subtransaction.  Returns false, with the error in *error,
  * if it failed; an order to stop is thrown on, as it is no fault of the work.
  */
@@ -85,8 +98,7 @@ idem_try(void (*work) (void *arg), void *arg, ErrorData **error)
 	}
 	PG_END_TRY();
 
-	if (!done && ((*error)->sqlerrcode == ERRCODE_QUERY_CANCELED ||
-				  (*error)->sqlerrcode == ERRCODE_ADMIN_SHUTDOWN))
+	if (!done && is_order_to_stop(*error))
 		ReThrowError(*error);
 	return done;
 }

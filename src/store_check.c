@@ -8,8 +8,8 @@
  * rows are written below the executor, whatever the executor would have done
  * is either done in store.c or refused here:
  *	- kept up to date are further plain, partial and expression indexes, as
- *	  long as they use the server's own functions only; foreign keys that
- *	  point to the store work, and so do triggers for DELETE, for rows are
+ *	  long as they use the server's own functions and types only; foreign
+ *	  keys that point to the store work, and so do triggers for DELETE, for rows are
  *	  deleted by SQL;
  *	- refused are triggers for INSERT or UPDATE, rules, CHECK and further NOT
  *	  NULL constraints, foreign keys of the store's own, further unique or
@@ -41,6 +41,7 @@
 #include "nodes/nodeFuncs.h"
 #include "utils/builtins.h"
 #include "utils/hsearch.h"
+#include "utils/lsyscache.h"
 #include "utils/rel.h"
 #include "utils/syscache.h"
 
@@ -249,13 +250,52 @@ is_user_function(Oid funcid, void *context)
 	return funcid >= FirstNormalObjectId;
 }
 
-/* Does an expression run anything but the server's own functions? */
+/*
+ * Does a value of this type bring code along that the server's own functions
+ * call?  A range has a canonical and a subtype_diff function, a domain has its
+ * CHECKs.  An enum has none.
+ */
+static bool
+is_user_type(Oid type)
+{
+	Oid			element = get_element_type(type);
+
+	if (OidIsValid(element))
+		type = element;
+	return type >= FirstNormalObjectId && get_typtype(type) != TYPTYPE_ENUM;
+}
+
+/*
+ * Is it where a value of such a type comes from?  The server's functions make
+ * one only out of another.
+ */
+static bool
+makes_user_type(Node *node)
+{
+	switch (nodeTag(node))
+	{
+		case T_Const:
+		case T_FuncExpr:
+		case T_RelabelType:
+		case T_CoerceViaIO:
+		case T_CoerceToDomain:
+		case T_ArrayExpr:
+		case T_ArrayCoerceExpr:
+		case T_RowExpr:
+		case T_ConvertRowtypeExpr:
+			return is_user_type(exprType(node));
+		default:
+			return false;
+	}
+}
+
+/* Does an expression run anything but the server's own code? */
 static bool
 runs_user_code(Node *node, void *context)
 {
 	if (node == NULL)
 		return false;
-	if (IsA(node, CoerceToDomain) ||
+	if (makes_user_type(node) ||
 		check_functions_in_node(node, is_user_function, NULL))
 		return true;
 	return expression_tree_walker(node, runs_user_code, context);
@@ -311,7 +351,7 @@ is_store_index(Relation index, bool is_pkey, IdemStoreDefect *defect)
 	if (index_runs_user_code(index, Anum_pg_index_indexprs) ||
 		index_runs_user_code(index, Anum_pg_index_indpred))
 		return is_defect(defect, ERRCODE_FEATURE_NOT_SUPPORTED,
-						 "Indexes of a store must not use functions that are not the server's own.",
+						 "Indexes of a store must not use functions or types that are not the server's own.",
 						 NULL);
 	return true;
 }
