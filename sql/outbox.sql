@@ -512,6 +512,15 @@ RELEASE s;
 SAVEPOINT t;
 ROLLBACK TO t;
 COMMIT;
+-- ... and once, also if a relay that overslept its lease has the same to say
+SELECT idem_outbox_fail(id, attempt, 'late') IS NULL AS dead FROM idem_outbox;
+DELETE FROM idem_outbox;
+SELECT idem_publish('t', '2', message_id => '00000000-0000-0000-0000-000000000002', max_attempts => 1);
+SELECT attempt FROM idem_outbox_take('t');
+SELECT lose_leases();
+SELECT attempt FROM idem_outbox_take('t');
+SELECT idem_outbox_fail(id, attempt, 'late') IS NULL AS dead FROM idem_outbox;
+SELECT last_error FROM idem_outbox_dead;
 RESET client_min_messages;
 
 -- A plan made while there was next to nothing does not read a million rows through

@@ -568,7 +568,9 @@ idem_outbox_fail(PG_FUNCTION_ARGS)
 	if (idem_outbox_run(IDEM_FAIL_MESSAGE, values, nulls) == 0)
 		refuse_answer(DatumGetInt64(values[0]), DatumGetInt32(values[1]));
 	dead = DatumGetBool(idem_returned(SPI_tuptable, 0, 4));
-	if (dead)
+
+	/* the log has it already if it was given up for dead before */
+	if (DatumGetBool(idem_returned(SPI_tuptable, 0, 5)))
 		log_dead_letter(SPI_tuptable);
 	idem_outbox_close(&outbox);
 

@@ -103,13 +103,17 @@ static const struct
 		{INT8OID, INT4OID}
 	},
 
-	/* id, attempt, error, when again, now, dead */
+	/*
+	 * id, attempt, error, when again, now, dead; returns whether it is dead,
+	 * and whether it is only now
+	 */
 	[IDEM_FAIL_MESSAGE] = {
 		"UPDATE ONLY %1$s SET lease_until = NULL, last_error = $3,"
 		" available_at = $4, dead_at = coalesce(dead_at,"
 		" CASE WHEN $6 OR attempt >= max_attempts THEN $5 END)"
 		" WHERE id = $1 AND attempt = $2"
-		" RETURNING " FOR_THE_LOG ", dead_at IS NOT NULL",
+		" RETURNING " FOR_THE_LOG ", dead_at IS NOT NULL,"
+		" dead_at IS NOT DISTINCT FROM $5",
 		{INT8OID, INT4OID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, BOOLOID}
 	},
 	[IDEM_GET_ATTEMPT] = {
