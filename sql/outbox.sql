@@ -304,6 +304,25 @@ CREATE INDEX idem_outbox_groups ON idem_outbox (topic, group_key COLLATE "POSIX"
 SELECT idem_outbox_take('t');
 ROLLBACK;
 SELECT payload FROM idem_outbox_take('t', 10);
+-- not even one is there
+BEGIN;
+DO $$
+DECLARE c name;
+BEGIN
+	FOR c IN SELECT conname FROM pg_constraint
+			 WHERE conrelid = 'idem_outbox'::regclass AND conindid <> 0
+	LOOP
+		EXECUTE format('ALTER TABLE idem_outbox DROP CONSTRAINT %I', c);
+	END LOOP;
+	FOR c IN SELECT relname FROM pg_index JOIN pg_class i ON i.oid = indexrelid
+			 WHERE indrelid = 'idem_outbox'::regclass
+	LOOP
+		EXECUTE format('DROP INDEX %I', c);
+	END LOOP;
+END $$;
+SELECT idem_outbox_take('t');
+ROLLBACK;
+
 -- others do not confuse it, also where they are found first
 SELECT reset_outbox();
 CREATE INDEX few ON idem_outbox (topic, available_at, id) WHERE dead_at IS NULL AND group_key IS NULL AND attempt > 5;

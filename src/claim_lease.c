@@ -32,6 +32,7 @@
 #include "utils/builtins.h"
 #include "utils/portal.h"
 #include "utils/rel.h"
+#include "utils/tuplestore.h"
 
 #include "claim.h"
 #include "args.h"

@@ -54,6 +54,7 @@
 #include "storage/lock.h"
 #include "utils/builtins.h"
 #include "utils/jsonb.h"
+#include "utils/tuplestore.h"
 #include "utils/uuid.h"
 
 #include "outbox.h"

@@ -155,6 +155,7 @@ open_stream(Pick *pick, Stream *stream, AttrNumber column, NullTestType group,
 {
 	ListCell   *lc;
 
+	stream->index = NULL;
 	foreach(lc, RelationGetIndexList(pick->rel))
 	{
 		stream->index = index_open(lfirst_oid(lc), AccessShareLock);

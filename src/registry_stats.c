@@ -28,6 +28,7 @@
 #include "miscadmin.h"
 #include "port/pg_bitutils.h"
 #include "utils/builtins.h"
+#include "utils/tuplestore.h"
 
 #include "registry.h"
 #include "args.h"

@@ -614,6 +614,7 @@ open_indexes(IdemStore *store)
 static bool
 satisfies_predicate(IdemStore *store, IndexInfo *info)
 {
+	Assert(store->estate != NULL);
 	if (info->ii_PredicateState == NULL)
 		info->ii_PredicateState = ExecPrepareQual(info->ii_Predicate,
 												  store->estate);
