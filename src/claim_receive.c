@@ -297,13 +297,16 @@ arg_batch(FunctionCallInfo fcinfo, int argno, Batch *batch)
 	batch->order = palloc(batch->n * sizeof(int));
 	for (int i = 0; i < batch->n; i++)
 	{
+		text	   *id;
+
 		if (nulls[i])
 			ereport(ERROR,
 					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 					 errmsg("message_ids must not contain nulls")));
-		batch->ids[i] = PointerGetDatum(DatumGetTextPP(batch->ids[i]));
-		idem_check_name(VARDATA_ANY(batch->ids[i]),
-						VARSIZE_ANY_EXHDR(batch->ids[i]), "message_id", false);
+		id = DatumGetTextPP(batch->ids[i]);
+		idem_check_name(VARDATA_ANY(id), VARSIZE_ANY_EXHDR(id),
+						"message_id", false);
+		batch->ids[i] = PointerGetDatum(id);
 		batch->order[i] = i;
 		CHECK_FOR_INTERRUPTS();
 	}

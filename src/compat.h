@@ -22,6 +22,7 @@
 #include "catalog/pg_proc.h"
 #include "storage/latch.h"
 #include "utils/acl.h"
+#include "utils/jsonb.h"
 #include "utils/relcache.h"
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
@@ -105,17 +106,71 @@ idem_wait_event(uint32 *slot, const char *name)
 	({ static uint32 slot_ = 0; idem_wait_event(&slot_, (name)); })
 #endif
 
-/* 18: scans are instrumented; a primary key may be deferrable and returned */
+/* 18: a primary key may be deferrable and returned */
 #if PG_VERSION_NUM < 180000
-#define idem_index_beginscan(heap, index, snapshot, nkeys) \
-	index_beginscan((heap), (index), (snapshot), (nkeys), 0)
 #define idem_primary_key_index(rel) \
 	RelationGetPrimaryKeyIndex(rel)
 #else
-#define idem_index_beginscan(heap, index, snapshot, nkeys) \
-	index_beginscan((heap), (index), (snapshot), NULL, (nkeys), 0)
 #define idem_primary_key_index(rel) \
 	RelationGetPrimaryKeyIndex((rel), true)
+#endif
+
+/* 18: scans are instrumented; 19: they and updates have flags */
+#if PG_VERSION_NUM < 180000
+#define idem_index_beginscan(heap, index, snapshot, nkeys) \
+	index_beginscan((heap), (index), (snapshot), (nkeys), 0)
+#elif PG_VERSION_NUM < 190000
+#define idem_index_beginscan(heap, index, snapshot, nkeys) \
+	index_beginscan((heap), (index), (snapshot), NULL, (nkeys), 0)
+#else
+#define idem_index_beginscan(heap, index, snapshot, nkeys) \
+	index_beginscan((heap), (index), (snapshot), NULL, (nkeys), 0, SO_NONE)
+#endif
+
+#if PG_VERSION_NUM < 190000
+#define idem_table_beginscan(rel, snapshot) \
+	table_beginscan((rel), (snapshot), 0, NULL)
+#define idem_table_tuple_update(rel, tid, slot, cid, snapshot, failure, \
+								lockmode, updates) \
+	table_tuple_update((rel), (tid), (slot), (cid), (snapshot), \
+					   InvalidSnapshot, true, (failure), (lockmode), \
+					   (updates))
+#else
+#define idem_table_beginscan(rel, snapshot) \
+	table_beginscan((rel), (snapshot), 0, NULL, SO_NONE)
+#define idem_table_tuple_update(rel, tid, slot, cid, snapshot, failure, \
+								lockmode, updates) \
+	table_tuple_update((rel), (tid), (slot), (cid), 0, (snapshot), \
+					   InvalidSnapshot, true, (failure), (lockmode), \
+					   (updates))
+#endif
+
+/* 19: a table in shared memory has one size, and never grows */
+#if PG_VERSION_NUM < 190000
+#define idem_shmem_init_hash(name, size, info, flags) \
+	ShmemInitHash((name), (size), (size), (info), (flags))
+#else
+#define idem_shmem_init_hash(name, size, info, flags) \
+	ShmemInitHash((name), (size), (info), (flags))
+#endif
+
+/* 19: what is formed of pushed values is found in their state */
+#if PG_VERSION_NUM < 190000
+typedef struct JsonbInState
+{
+	JsonbValue *result;
+	JsonbParseState *parseState;
+} JsonbInState;
+
+static inline void
+idem_push_jsonb_value(JsonbInState *state, JsonbIteratorToken token,
+					  JsonbValue *value)
+{
+	state->result = pushJsonbValue(&state->parseState, token, value);
+}
+#else
+#define idem_push_jsonb_value(state, token, value) \
+	pushJsonbValue((state), (token), (value))
 #endif
 
 /* 18: what does not return says so before its type */
@@ -126,6 +181,11 @@ idem_wait_event(uint32 *slot, const char *name)
 /* 18: the module's identity is part of its magic block */
 #ifndef PG_MODULE_MAGIC_EXT
 #define PG_MODULE_MAGIC_EXT(...)	PG_MODULE_MAGIC
+#endif
+
+/* 19: signal handlers have a second argument, which these do not have */
+#ifndef PG_SIG_IGN
+#define PG_SIG_IGN		SIG_IGN
 #endif
 
 #endif							/* PG_IDEM_COMPAT_H */

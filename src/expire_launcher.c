@@ -503,7 +503,7 @@ idem_launcher_main(Datum arg)
 	HASHCTL		ctl;
 
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
-	pqsignal(SIGINT, SIG_IGN);	/* there is no query to be cancelled */
+	pqsignal(SIGINT, PG_SIG_IGN);	/* there is no query to be cancelled */
 	pqsignal(SIGTERM, SignalHandlerForShutdownRequest);
 	BackgroundWorkerUnblockSignals();
 	BackgroundWorkerInitializeConnection(NULL, NULL, 0);

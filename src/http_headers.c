@@ -82,10 +82,9 @@ idem_check_replay_headers(char **newval, void **extra, GucSource source)
 Jsonb *
 idem_headers_to_keep(Jsonb *headers)
 {
-	JsonbParseState *state = NULL;
+	JsonbInState state = {0};
 	JsonbIterator *it;
 	JsonbValue	value;
-	JsonbValue *result = NULL;
 	JsonbIteratorToken token;
 	bool		keep = true;
 
@@ -108,9 +107,9 @@ idem_headers_to_keep(Jsonb *headers)
 				!is_listed(never_kept, name, len);
 		}
 		if (keep || token == WJB_END_OBJECT)
-			result = pushJsonbValue(&state, token,
-									token == WJB_BEGIN_OBJECT ||
-									token == WJB_END_OBJECT ? NULL : &value);
+			idem_push_jsonb_value(&state, token,
+								  token == WJB_BEGIN_OBJECT ||
+								  token == WJB_END_OBJECT ? NULL : &value);
 	}
-	return JsonbValueToJsonb(result);
+	return JsonbValueToJsonb(state.result);
 }

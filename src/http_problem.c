@@ -110,19 +110,19 @@ find_problem(const char *outcome, int status)
 }
 
 static void
-add_member(JsonbParseState **state, const char *name, JsonbValue *value)
+add_member(JsonbInState *state, const char *name, JsonbValue *value)
 {
 	JsonbValue	key;
 
 	key.type = jbvString;
 	key.val.string.val = unconstify(char *, name);
 	key.val.string.len = strlen(name);
-	pushJsonbValue(state, WJB_KEY, &key);
-	pushJsonbValue(state, WJB_VALUE, value);
+	idem_push_jsonb_value(state, WJB_KEY, &key);
+	idem_push_jsonb_value(state, WJB_VALUE, value);
 }
 
 static void
-add_string(JsonbParseState **state, const char *name, const char *string)
+add_string(JsonbInState *state, const char *name, const char *string)
 {
 	JsonbValue	value;
 
@@ -133,7 +133,7 @@ add_string(JsonbParseState **state, const char *name, const char *string)
 }
 
 static void
-add_number(JsonbParseState **state, const char *name, int64 number)
+add_number(JsonbInState *state, const char *name, int64 number)
 {
 	JsonbValue	value;
 
@@ -150,16 +150,17 @@ static Jsonb *
 form_problem(const Problem *problem, const char *detail,
 			 const Interval *retry_after)
 {
-	JsonbParseState *state = NULL;
+	JsonbInState state = {0};
 
-	pushJsonbValue(&state, WJB_BEGIN_OBJECT, NULL);
+	idem_push_jsonb_value(&state, WJB_BEGIN_OBJECT, NULL);
 	add_string(&state, "type", problem->type);
 	add_string(&state, "title", problem->title);
 	add_number(&state, "status", problem->status);
 	add_string(&state, "detail", detail != NULL ? detail : problem->detail);
 	if (retry_after != NULL)
 		add_number(&state, "retry_after", idem_interval_seconds(retry_after));
-	return JsonbValueToJsonb(pushJsonbValue(&state, WJB_END_OBJECT, NULL));
+	idem_push_jsonb_value(&state, WJB_END_OBJECT, NULL);
+	return JsonbValueToJsonb(state.result);
 }
 
 /*

@@ -242,7 +242,7 @@ load(IdemPolicyCache *cache, Oid relid)
 
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	slot = table_slot_create(rel, NULL);
-	scan = table_beginscan(rel, snapshot, 0, NULL);
+	scan = idem_table_beginscan(rel, snapshot);
 	while (table_scan_getnextslot(scan, ForwardScanDirection, slot))
 		load_row(cache, table, slot);
 	table_endscan(scan);

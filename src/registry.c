@@ -99,9 +99,8 @@ attach_shared_memory(void)
 							 &found);
 	if (!found)
 		shared->lock = &(GetNamedLWLockTranche("pg_idem"))->lock;
-	entries = ShmemInitHash("pg_idem registry hash", idem_max_tracked,
-							 idem_max_tracked, &ctl,
-							 HASH_ELEM | HASH_BLOBS);
+	entries = idem_shmem_init_hash("pg_idem registry hash", idem_max_tracked,
+								   &ctl, HASH_ELEM | HASH_BLOBS);
 	LWLockRelease(AddinShmemInitLock);
 }
 

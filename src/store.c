@@ -723,10 +723,10 @@ idem_store_update(IdemStore *store)
 										GetTransactionSnapshot()))
 		serialization_failure();
 
-	result = table_tuple_update(store->rel, &store->row->tts_tid,
-								store->next, GetCurrentCommandId(true),
-								GetActiveSnapshot(), InvalidSnapshot,
-								true, &failure, &lockmode, &updates);
+	result = idem_table_tuple_update(store->rel, &store->row->tts_tid,
+									 store->next, GetCurrentCommandId(true),
+									 GetActiveSnapshot(), &failure,
+									 &lockmode, &updates);
 	switch (result)
 	{
 		case TM_Ok:
