@@ -53,7 +53,7 @@ PGFILEDESC = "pg_idem - idempotency keys inside the caller's transaction"
 
 REGRESS = setup begin finish input utf8 infinite hash store expire routes \
 	lease call retry budget breaker stats http natural receive prepared \
-	outbox nulls recipes preload
+	outbox nulls conformance circuit recipes preload
 ENCODING = UTF8
 NO_LOCALE = 1
 ISOLATION = two-begins finish takeover reclaim wait levels serializable \

@@ -1,7 +1,7 @@
 # What "make installcheck" can run in the server that PGHOST and so on name, and
 # as this user.  What it cannot is said, a line for each reason.
 
-NEEDS_PRELOAD = budget breaker stats preload
+NEEDS_PRELOAD = budget breaker stats circuit preload
 NEEDS_PREPARED = prepared infinite
 
 SERVER_HAS := $(shell test/server-has)
