@@ -28,14 +28,17 @@ month_number(const char *name)
 
 /*
  * The full year of a date that has two digits of it: RFC 9110 wants one that
- * seems to be more than 50 years ahead to be of the past.
+ * seems to be more than 50 years ahead to be of the past.  That of the next
+ * century is not, once the end of this one is near.
  */
 static int
 full_year(int two_digits, int this_year)
 {
 	int			year = this_year - this_year % 100 + two_digits;
 
-	return year > this_year + 50 ? year - 100 : year;
+	if (year > this_year + 50)
+		return year - 100;
+	return year <= this_year - 50 ? year + 100 : year;
 }
 
 /*
