@@ -12,7 +12,7 @@ use strict;
 use warnings;
 
 use FindBin;
-use lib $FindBin::RealBin;
+use lib "$FindBin::RealBin/../t";
 use PgIdemTest;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
