@@ -2,7 +2,7 @@
 #
 #	make && make install		build and install, as for any extension
 #	make installcheck			test it in the running server (PGHOST and so on)
-#	make demo|check|bench|storm|model|lint|fuzz|chaos
+#	make demo|check|bench|storm|model|lint|fuzz|chaos|coverage|ubsan
 #								need nothing installed: see test/throwaway
 
 MODULE_big = pg_idem
@@ -72,9 +72,9 @@ PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
 
 # These install what they need themselves, so they must not depend on
 # anything that may be missing, PGXS included.
-.PHONY: demo check bench storm model lint fuzz chaos
-ifneq ($(filter demo check bench storm model lint fuzz chaos,$(MAKECMDGOALS)),)
-demo check bench storm model lint fuzz chaos:
+.PHONY: demo check bench storm model lint fuzz chaos coverage ubsan
+ifneq ($(filter demo check bench storm model lint fuzz chaos coverage ubsan,$(MAKECMDGOALS)),)
+demo check bench storm model lint fuzz chaos coverage ubsan:
 	@test/throwaway $@
 else ifeq ($(wildcard $(PGXS)),)
 $(error "$(PG_CONFIG)" names no PostgreSQL with its server headers; install them (on Debian: postgresql-server-dev-NN) or set PG_CONFIG)

@@ -89,7 +89,7 @@ finish(IdemStore *store, const IdemKey *key, IdemResult *result,
 	TupleTableSlot *next;
 	IdemPolicy	policy;
 	bool		kept;
-	int64		run_time = -1;
+	int64		run_time;
 
 	if (!fits)
 		drop_large_result(result, key);
@@ -109,10 +109,15 @@ finish(IdemStore *store, const IdemKey *key, IdemResult *result,
 	idem_set_column(next, Anum_key_expires_at,
 			   TimestampTzGetDatum(retention_end(store, now, ttl)));
 
-	/* when a later attempt began is not in the row */
-	if (idem_row_attempt(store->row) == 1)
-		run_time = now - DatumGetTimestampTz(idem_row_datum(store->row,
-															Anum_key_created_at));
+	/*
+	 * The row has no start of a later attempt, and its owner may have put
+	 * -infinity there.
+	 */
+	if (idem_row_attempt(store->row) != 1 ||
+		pg_sub_s64_overflow(now, DatumGetTimestampTz(idem_row_datum(store->row,
+																	Anum_key_created_at)),
+							&run_time))
+		run_time = -1;
 	idem_store_update(store);
 	idem_count_finish(route, kept, run_time);
 }
