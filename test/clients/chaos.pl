@@ -7,6 +7,7 @@
 #
 #	plan			seed, number of clients, steps of each
 #	where			how to connect, just now
+#	allowed			how many steps each may have done by now
 #	progress		at which step each client is: four bytes each
 #	history.N		what client N has sent and was told, a line each
 #
@@ -468,6 +469,8 @@ sub try
 	my $state = $db && $db->state || '08000';
 	# what DBD::Pg says where the server has said nothing
 	$state = '08006' if $state eq '22000' && $error =~ /connection|server/;
+	# a limit on files that stands for a full disk, which has no code of its own
+	$state = '53100' if $state eq 'XX000' && $error =~ /: File too large/;
 	note('bad', $what, $state, $error =~ s/\s+/ /gr)
 	  unless $error =~ /^DBD::Pg/ && $state =~ $expected;
 	note('error', $state);
@@ -575,6 +578,7 @@ if ($mode eq 'run')
 	sysread($progress, my $packed, 4);
 	for my $step (unpack('N', $packed) .. $steps - 1)
 	{
+		sleep(0.02) while $step >= slurp("$folder/allowed");
 		srand(unpack('N', sha256("$seed $number $step")));
 		step($step);
 		sysseek($progress, 4 * $number, 0);
